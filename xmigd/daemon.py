@@ -315,7 +315,7 @@ async def serve(settings: Settings) -> None:
             node=settings.node, supervisor=supervisor, operations=operations, moves=moves, departures=departures,
             reader=reader, leases=leases, controllers=lambda: settings.fleet_controllers.split(","),
         )  # fmt: skip
-        chunk_exchange = ChunkExchange(calls, supervisor.processes.get)
+        chunk_exchange = ChunkExchange(calls, supervisor.processes.get, lambda: supervisor.scopes.is_settled)
         supervisor.fetch_chunks = chunk_exchange.fetch
         Door(
             links, in_loop=orders.or_else(arrivals.in_loop), in_thread=chunk_exchange.or_else(arrivals.in_thread),

@@ -49,6 +49,12 @@ class TestAttend:
         meetings.attend(2, "b", 0, ALICE, offer(1))
         assert meetings.attend(3, "a", 0, ALICE, offer(0)) == [whole("a", 0, "here", "here")]
 
+    def test_another_daemon_of_its_node_may_have_another_number_for_its_server(self) -> None:
+        meetings = Meetings()
+        meetings.attend(0, "a", 1, ALICE, offer(0))
+        meetings.attend(1, "b", 0, ALICE, offer(1))
+        assert meetings.attend(2, "a", 0, ALICE, offer(0)) == [whole("a", 0, "here", "here")]
+
     def test_one_process_may_have_several_ranks(self) -> None:
         meetings = Meetings()
         meetings.attend(0, "a", 0, ALICE, offer(0))

@@ -76,7 +76,10 @@ class Several:
 
     def used(self) -> dict[str, int]:
         """By device, MiB."""
-        found = self.node.client.get(f"/v1/jobs/{self.program.job}/sharing")["quota_used"]
+        try:
+            found = self.node.client.get(f"/v1/jobs/{self.program.job}/sharing")["quota_used"]
+        except Refused:  # no server has announced itself to a new daemon yet
+            return {}
         return {device: used // MIB for device, used in found.items()}
 
     def uses(self, **used: int) -> None:

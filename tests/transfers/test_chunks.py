@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from xmigd.errors import Conflict, Forbidden, ProtocolError, Unavailable, XmigError
+from xmigd.errors import Conflict, Forbidden, NotFound, ProtocolError, Unavailable, XmigError
 from xmigd.ipc import messages as m
 from xmigd.supervisor.far_chunks import FarChunks, FarRank, Found, room_for
 from xmigd.transfers.chunks import ChunkExchange
@@ -75,7 +75,7 @@ def test_what_is_no_answer(answer: dict[str, Any], content: bytes) -> None:
     async def test() -> None:
         calls: Any = SimpleNamespace(exchange=lambda peer, body, closing: (answer, content))
         with pytest.raises(ProtocolError):
-            await ChunkExchange(calls, lambda id: None).fetch(ONE, "a,b", CHUNKS)
+            await ChunkExchange(calls, lambda id: None, lambda: True).fetch(ONE, "a,b", CHUNKS)
 
     in_time(test)
 
@@ -92,7 +92,9 @@ def test_one_node_gives_and_another_gets() -> None:
 
         process: Any = SimpleNamespace(job=SimpleNamespace(nodes="a,b"), read_chunks=read)
         nobody: Any = None
-        giving = ChunkExchange(nobody, {ONE.process: process}.get).or_else(lambda *_: ({"other": 1}, b""))
+        settled: list[bool] = []
+        other: Any = lambda *_: ({"other": 1}, b"")  # noqa: E731
+        giving = ChunkExchange(nobody, {ONE.process: process}.get, lambda: bool(settled)).or_else(other)
 
         def exchange(peer: str, body: dict[str, Any], _: object) -> tuple[dict[str, Any], bytes]:
             found = giving("a", json.loads(json.dumps(body)), b"")
@@ -100,7 +102,7 @@ def test_one_node_gives_and_another_gets() -> None:
             return found
 
         calls: Any = SimpleNamespace(exchange=exchange)
-        found = await ChunkExchange(calls, lambda id: None).fetch(ONE, "a,b", CHUNKS)
+        found = await ChunkExchange(calls, lambda id: None, lambda: True).fetch(ONE, "a,b", CHUNKS)
         assert (found.examined, found.found) == (3, (1,))
         assert os.pread(found.memory.fileno(), m.CHUNK, 0) == CONTENT
 
@@ -119,6 +121,9 @@ def test_one_node_gives_and_another_gets() -> None:
         for peer, changed, error in refusals:
             with pytest.raises(error):
                 await asyncio.to_thread(request_of, peer, **changed)
+        settled.append(True)  # nobody announces itself any more
+        with pytest.raises(NotFound):
+            await asyncio.to_thread(request_of, "a", process="3" * 32)
 
     in_time(test)
 

@@ -235,7 +235,9 @@ class Chunks:
         if name not in self._doubtful and path.exists():
             with contextlib.suppress(Damaged):
                 self._read(name, size)
-                self._sound.add(name)
+                with self._lock:
+                    self._sound.add(name)
+                    self._fresh.add(name)  # an earlier daemon may have ended before it was on the disk
                 return 0
         path.parent.mkdir(mode=0o700, exist_ok=True)
         number, temporary = tempfile.mkstemp(suffix=TEMPORARY, dir=path.parent)

@@ -26,7 +26,10 @@ LOCK, PIDFILE = "lock", "restored.pid"  # beside its images
 # What it has restored is written down, with the machine's start, before its lock is free: the pid alone may be another
 # process's when the next daemon looks.
 IDENTITY = "restored.process"
-RECORDED = f'"$@" || exit; cat {pidfds.BOOT_ID} "/proc/$(cat {PIDFILE})/stat" > {IDENTITY}; exit 0'
+RECORDED = (
+    f'"$@" || exit; cat {pidfds.BOOT_ID} "/proc/$(cat {PIDFILE})/stat" > {IDENTITY} || '
+    f'{{ kill -KILL "$(cat {PIDFILE})"; exit 1; }}; exit 0'
+)
 ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
 ERROR = re.compile(r"^(?:\(\d+\.\d+\))?\s*(?:\d+: )?Error \([^)]*\): (.*)$")
 

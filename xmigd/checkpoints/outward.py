@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import socket
 from collections.abc import Iterable, Mapping, Sequence
@@ -51,6 +52,11 @@ def check_both_ends(parts: Mapping[str, Sequence[Connection]]) -> None:
     for node, connections in parts.items():
         others = frozenset[tuple[str, str]]().union(*(each for name, each in found.items() if name != node))
         for each in connections:
+            if ipaddress.ip_address(host_and_port(each.local)[0]).is_link_local:
+                raise Conflict(
+                    f"process {each.pid} on {node} has a TCP connection from {each.local}, an address of one link, "
+                    "which cannot be made again", code="not_movable", hint="let the nodes use other addresses",
+                )  # fmt: skip
             if (each.remote, each.local) not in others:
                 raise Conflict(
                     f"process {each.pid} on {node} has a TCP connection from {each.local} to {each.remote}, whose "

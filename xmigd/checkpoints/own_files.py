@@ -50,11 +50,14 @@ def copy_files(files: Iterable[OpenFile], suffix: str, *, uid: int, gid: int, lo
         for file in files:
             if (copy := names.get(file.path)) is None:
                 continue
-            done = subprocess.run(
-                [*holding, "sh", "-c", script, "sh", file.path, copy, str(file.bytes)], stdin=lock,
-                capture_output=True, text=True, errors="replace", check=False,
-                env={"PATH": "/usr/bin:/bin", "LC_ALL": "C"},
-            )  # fmt: skip
+            try:  # its user may have made a process that keeps the output open
+                done = subprocess.run(
+                    [*holding, "sh", "-c", script, "sh", file.path, copy, str(file.bytes)], stdin=lock,
+                    capture_output=True, text=True, errors="replace", check=False, timeout=PATIENCE + 10,
+                    env={"PATH": "/usr/bin:/bin", "LC_ALL": "C"},
+                )  # fmt: skip
+            except subprocess.TimeoutExpired:
+                raise Conflict(f"{file.path} cannot be copied: it takes too long", code="file_not_copied") from None
             if done.returncode != 0:
                 why = done.stderr.strip().splitlines()[-1:] or [f"cp ended with {done.returncode}"]
                 raise Conflict(f"{file.path} cannot be copied: {why[0]}", code="file_not_copied",

@@ -48,7 +48,10 @@ class Packets:
         assert self._process.stdin is not None
         self._process.stdin.close()
         last = await self._line()
-        await self._process.wait()
+        try:
+            await asyncio.wait_for(self._process.wait(), WITHIN)
+        except TimeoutError:
+            self._process.kill()
         return last
 
     async def _line(self) -> str:

@@ -212,7 +212,9 @@ class CheckpointPolicies:
         for job in dict.fromkeys(process.job.id for process in processes):
             if not self._of(job).before_drain:
                 continue
-            making = next((row for row in self._operations.active() if _makes(row, job)), None)
+            # One whose part is stored waits for other nodes, which may be gone.
+            rows = (row for row in self._operations.active() if row.phase != "waiting")
+            making = next((row for row in rows if _makes(row, job)), None)
             if making is None or (await self._operations.ended(making)).state != "succeeded":
                 await self._make(job, "a drain", None)
 

@@ -215,6 +215,9 @@ class Restoring:
                     read = time.monotonic()
                     operation.point_of_no_return("the program is being restored")
                     operation.progress("restoring")
+                except asyncio.CancelledError:  # this daemon leaves, and CRIU goes on
+                    restoring.cancel()
+                    raise
                 except BaseException:
                     with contextlib.suppress(Exception):
                         await end(tree(await restoring))
@@ -247,11 +250,14 @@ class Restoring:
                     raise
                 if keep is None:
                     live.let_go_on(tree(root))
+        except asyncio.CancelledError:
+            reading.cancel()
+            raise
         except Exception:
             await asyncio.to_thread(own_files.remove, copies)
             raise
         finally:
-            await asyncio.gather(reading, return_exceptions=True)  # a thread is not cancelled
+            await asyncio.gather(reading, return_exceptions=True)
             for handles, snapshots in contents[len(made) :]:
                 close_all([*snapshots, *(handle.fd for handle in handles.values())])
         self.restored((manifest.job, job.id))

@@ -101,8 +101,9 @@ class Meetings:
             return [_refusal(process, server, offer, f"rank {offer.rank} is another process, {before.process[:12]}")]
         found.heard = t
         if found.complete and before is not None:
-            if (before.server, before.text) != (server, offer.text):
+            if before.text != offer.text:
                 return [_refusal(process, server, offer, _GONE_ON)]
+            before.server = server  # another daemon of its node may have another number for the same
             if not offer.answer:
                 return [_all_of(found, offer.meeting, offer.rank)]
             heard_before, before.answer = bool(before.answer), offer.answer

@@ -29,7 +29,7 @@ from xmigd.ipc.fds import F_ADD_SEALS, F_SEAL_GROW, F_SEAL_SEAL, F_SEAL_SHRINK, 
 MAGIC = 0x31746F7571676D78
 SLOTS, SLOT_BYTES, HEADER_BYTES = 1023, 64, 64
 BYTES = HEADER_BYTES + SLOTS * SLOT_BYTES
-# In the machine's own order and sizes: a word that a server may read meanwhile is written at once.
+# In the machine's own order and sizes.
 HEADER = struct.Struct("QI")
 WORD = struct.Struct("I")
 LONG = struct.Struct("Q")
@@ -58,6 +58,8 @@ class QuotaPage:
         if HEADER.unpack_from(self._map, 0)[0] != MAGIC:
             raise ProtocolError("a quota's page with another layout")
         self._fd = fd
+        # What a server may read meanwhile is written at once; struct would write zeros first.
+        self._words, self._longs = memoryview(self._map).cast("I"), memoryview(self._map).cast("Q")
 
     @classmethod
     def make(cls) -> QuotaPage:
@@ -86,9 +88,9 @@ class QuotaPage:
         for ordinal, (number, device) in enumerate(zip(free, devices, strict=True)):
             at = HEADER_BYTES + number * SLOT_BYTES
             SLOT.pack_into(self._map, at, FREE, ordinal, key_of(device), 0, bytes.fromhex(process))
-            WORD.pack_into(self._map, at, PASSES)
+            self._words[at // WORD.size] = PASSES
         used = HEADER.unpack_from(self._map, 0)[1]
-        WORD.pack_into(self._map, LONG.size, max(used, *(number + 1 for number in free)))
+        self._words[LONG.size // WORD.size] = max(used, *(number + 1 for number in free))
         return tuple(free)
 
     def arrived(self, slots: Slots) -> None:
@@ -109,7 +111,7 @@ class QuotaPage:
         with self._locked() as locked:
             if not locked or self.claimed((slot,)) > quota - self.used(device):
                 return False
-            LONG.pack_into(self._map, HEADER_BYTES + slot * SLOT_BYTES + DEVICE_AT, key_of(device))
+            self._longs[(HEADER_BYTES + slot * SLOT_BYTES + DEVICE_AT) // LONG.size] = key_of(device)
             return True
 
     def has(self, process: str, slots: Sequence[int], count: int) -> bool:
@@ -151,7 +153,7 @@ class QuotaPage:
 
     def _set(self, slots: Slots, state: int) -> None:
         for number in slots:
-            WORD.pack_into(self._map, HEADER_BYTES + number * SLOT_BYTES, state)
+            self._words[(HEADER_BYTES + number * SLOT_BYTES) // WORD.size] = state
 
     def _all(self) -> Iterator[tuple[int, tuple[int, int, int, int, bytes]]]:
         for number in range(min(HEADER.unpack_from(self._map, 0)[1], SLOTS)):

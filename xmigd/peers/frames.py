@@ -16,7 +16,7 @@ from xmigd.errors import ProtocolError
 from xmigd.peers.contract import LONGEST
 
 HEADER = struct.Struct("!IBQ")  # how many bytes follow, the kind, a number
-VERSION = 1
+VERSION = 2
 LONGEST_CONTROL = 4096  # bytes of all frames but messages
 MOST = (1 << 63) - 1
 

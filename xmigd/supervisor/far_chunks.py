@@ -20,7 +20,9 @@ from xmigd.servers.server import Server
 from xmigd.supervisor.state import ProcessState
 
 AGAIN = 0.1  # seconds, until a request that was not answered is repeated
-PATIENCE = 15.0  # seconds that a server may take to read a few chunks
+# Seconds until it is a request's turn, and that a server may take to read a few chunks. Who requests them waits for
+# longer than both.
+TURN, PATIENCE = 3.0, 10.0
 
 logger = log.get("replicas")
 
@@ -99,10 +101,11 @@ class FarChunks:
                         self._note("replicas of another node are waited for", rank, error)
                     noted = True
                     await asyncio.sleep(AGAIN)
-        except XmigError as error:
-            self._note("a rank of another node gives no replicas", rank, error)
+        except Exception as error:
+            failed = error if isinstance(error, XmigError) else Unavailable(f"{type(error).__name__}: {error}")
+            self._note("a rank of another node gives no replicas", rank, failed)
             self._bringing = None
-            server.send(m.pack("chunks_brought", examined=0, found=[], why=error.message[:1000]))
+            server.send(m.pack("chunks_brought", examined=0, found=[], why=failed.message[:1000]))
             return
         self._bringing = None
         about = {"examined": found.examined, "found": found.found, "why": ""}
@@ -116,8 +119,13 @@ class FarChunks:
 
     async def read(self, chunks: Sequence[m.ChunkHash], standing: Callable[[], Server]) -> Found:
         """What its last snapshot has of these. `standing`: the server that has it, once it is this request's turn.
-        Raises Unavailable: not now; Conflict: its server is at fault."""
-        async with self._reading:
+        Raises Unavailable: not now; Conflict: never."""
+        try:
+            async with asyncio.timeout(TURN):
+                await self._reading.acquire()
+        except TimeoutError:
+            raise Unavailable("the rank's server reads for others") from None
+        try:
             server = standing()
             memory = room_for(chunks)
             self._number += 1
@@ -131,6 +139,8 @@ class FarChunks:
                 raise Unavailable(f"the rank's server has read nothing for {PATIENCE:.0f} s") from None
             finally:
                 self._read = None
+        finally:
+            self._reading.release()
         if message.why:
             raise Unavailable(f"the rank's server cannot read its memory: {message.why}")
         found = Found(message.examined, message.found, memory)

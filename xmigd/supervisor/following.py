@@ -178,9 +178,12 @@ class Following:
             case n.Look(process=name) if (process := self._own(name)) is not None:
                 self._send(n.Looked(nodes=self._nodes, stand=_stand(process)))
             case n.NameReplicas(process=name, server=number) if (process := self._own(name)) is not None:
-                self._known[name].lost = (0, 0)
-                here = self._links.node
-                near = [self._processes[one] for node, one in message.ranks if node == here and one in self._processes]
+                known, here = self._known[name], self._links.node
+                if known.lost[0] == number:
+                    known.lost = (0, 0)
+                # Only of this job's user: the node that leads may be somebody's who says otherwise.
+                known_here = [self._own(one) for node, one in message.ranks if node == here]
+                near = [one for one in known_here if one is not None and one.row.uid == process.row.uid]
                 process.name_ranks(number, near, [FarRank(node, one) for node, one in message.ranks if node != here])
             case n.Tell() | n.Send() | n.Met() | n.Look() | n.NameReplicas():
                 pass  # it has ended meanwhile

@@ -472,7 +472,9 @@ class Process(ProcessState):
         return await self.far_chunks.read(chunks, self._standing_server)
 
     def _standing_server(self) -> Server:
-        """Raises Unavailable."""
+        """Raises Unavailable, Conflict."""
+        if self.state in ("losing", "lost", "ended"):
+            raise Conflict("the rank is lost, or has ended")
         server = self.server(self.machine.active)
         if server is None or not self.standing or self.rounds()[0] != 0:
             raise Unavailable("the rank has not restored its memory yet")

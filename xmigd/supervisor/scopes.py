@@ -87,6 +87,11 @@ class Scopes:
     def orphaned(self, process: Process) -> None:
         self._of(process).orphaned(process)
 
+    @property
+    def is_settled(self) -> bool:
+        """Is it known which processes there are?"""
+        return self._settled
+
     def settled(self) -> None:
         """Nobody is missing any more whom an earlier daemon knew."""
         self._settled = True

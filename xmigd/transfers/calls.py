@@ -13,7 +13,7 @@ from typing import Any
 
 from xmigd.checkpoints.content import Chunks
 from xmigd.checkpoints.manifest import Chunk
-from xmigd.errors import Conflict, NotFound, ProtocolError, Unavailable, XmigError
+from xmigd.errors import Conflict, NotFound, ProtocolError, TooManyRequests, Unavailable, XmigError
 from xmigd.peers.certificates import client_context, fingerprint_of, server_name
 from xmigd.peers.known import KnownPeer, split_address
 from xmigd.peers.links import PeerLinks
@@ -143,7 +143,7 @@ def answered(peer: str, answer: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(problem, dict):
         raise ProtocolError(f"{peer} answers what is no answer")
     code, text, hint = (harmless(str(problem.get(name, "")), 500) for name in ("code", "detail", "hint"))
-    if problem.get("status") == Unavailable.status:
+    if problem.get("status") in (Unavailable.status, TooManyRequests.status):
         raise Unavailable(f"{peer}: {text}", code=_code(code), hint=hint)
     raise Conflict(f"{peer}: {text}", code=_code(code), hint=hint)
 

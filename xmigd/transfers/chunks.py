@@ -16,12 +16,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from xmigd.errors import Forbidden, ProtocolError, Unavailable
+from xmigd.errors import Forbidden, NotFound, ProtocolError, Unavailable
 from xmigd.ipc import messages as m
-from xmigd.supervisor.far_chunks import FarRank, Found, room_for
+from xmigd.supervisor.far_chunks import PATIENCE, TURN, FarRank, Found, room_for
 from xmigd.supervisor.process import Process
 from xmigd.transfers.calls import Calls
-from xmigd.transfers.door import PATIENCE, Quick
+from xmigd.transfers.door import Quick
 from xmigd.transfers.wire import Closing
 
 AT_ONCE = 2  # requests of this node, and of others at it
@@ -52,9 +52,11 @@ class Answer(BaseModel):
 class ChunkExchange:
     """Both halves, of one node."""
 
-    def __init__(self, calls: Calls, find: FindProcess) -> None:
+    def __init__(self, calls: Calls, find: FindProcess, settled: Callable[[], bool]) -> None:
+        """`settled`: does `find` know of all processes that there are?"""
         self._calls = calls
         self._find = find
+        self._settled = settled
         self._loop = asyncio.get_running_loop()
         self._receiving = asyncio.Semaphore(AT_ONCE)
         self._giving = threading.BoundedSemaphore(AT_ONCE)
@@ -99,7 +101,7 @@ class ChunkExchange:
                 wanted = Wanted.model_validate_json(_json(request))
             except ValidationError as error:
                 raise ProtocolError(f"a request that is none: {error.errors(include_url=False)[0]['msg']}") from None
-            if not self._giving.acquire(timeout=PATIENCE):
+            if not self._giving.acquire(timeout=TURN):
                 raise Unavailable("other nodes are given chunks")
             try:
                 return self._give(peer, wanted)
@@ -111,7 +113,7 @@ class ChunkExchange:
     def _give(self, peer: str, wanted: Wanted) -> tuple[dict[str, Any], bytes]:
         reading = asyncio.run_coroutine_threadsafe(self._read(peer, wanted), self._loop)
         try:
-            found = reading.result(PATIENCE)
+            found = reading.result(TURN + PATIENCE)
         except (TimeoutError, concurrent.futures.CancelledError):
             reading.cancel()
             raise Unavailable("the rank's server has not answered") from None
@@ -121,7 +123,9 @@ class ChunkExchange:
     async def _read(self, peer: str, wanted: Wanted) -> Found:
         process = self._find(wanted.process)
         if process is None:
-            raise Unavailable("no such rank is here now")  # this daemon may have been started just now
+            if not self._settled():
+                raise Unavailable("no such rank is here now")  # its server may still announce itself
+            raise NotFound("no such rank is here")
         nodes = process.job.nodes or ""
         if nodes != wanted.nodes or peer not in nodes.split(","):
             raise Forbidden(f"{peer} has no rank of that job")

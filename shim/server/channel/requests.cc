@@ -396,6 +396,7 @@ std::optional<Request> read_met(Fields& fields) {
   if (fields.has("offers")) {
     fields.string("answer", met.answer, 2 * journal::kGroupIdBytes);
     const Json* list = fields.find("offers");
+    if (!list) return std::nullopt;
     if (!list->is_array() || list->size() > journal::kMaxRanks) {
       fields.fail("offers is no list, or too long");
     } else {

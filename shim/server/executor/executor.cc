@@ -230,6 +230,7 @@ Result<> Executor::run() {
   uint64_t spin = longest;
   uint32_t looks = 0;
   check_finished_replay();  // who takes a job over tells so before it executes anything
+  check_quota();
   while (!current_.broken) {
     if (interrupts_.pending() & Interrupts::kStop) return {};
     interrupts_.take(Interrupts::kLook);  // before anything is looked at
@@ -247,6 +248,8 @@ Result<> Executor::run() {
       continue;
     }
     worked |= check_finished_replay();
+    check_quota();
+    if (current_.broken) break;
     snapshots_.trim();
     snapshots_.trim_shadow();
     consider_snapshot(!worked);
@@ -683,13 +686,20 @@ void Executor::sleep() {
   schedule_.slept(heard_at_);
 }
 
+// What the last server had counted of the quota may lie behind what it had published. An honest program's journal has all of it: it
+// could have written larger records for that, or none.
+void Executor::check_quota() {
+  if (!quota_is_open_) [[likely]] return;
+  const bool repeated = handlers_.memory.quota_repeated(current_.sequence);
+  if (!repeated && current_.position < quota_until_) return;
+  quota_is_open_ = false;
+  if (repeated && handlers_.memory.keep_to_quota(current_.sequence)) return;
+  current_.garbage("the program has more memory than its job's quota has room for");
+}
+
 bool Executor::check_finished_replay() {
   if (!replay_.running() || current_.position < replay_.until() || !replies_.all_met()) return false;
   replay_.end();
-  if (!handlers_.memory.keep_to_quota(current_.sequence)) {
-    current_.garbage("the program has more memory than its job's quota has room for");
-    return false;
-  }
   timing_.did(profiling::Kind::kReplay, "replay", replay_began_, now_ns());
   ReplayReport report = replies_.report();
   report.records = replay_.records();

@@ -151,6 +151,7 @@ class Executor final : public Witness, private Execution {
   void register_shared();
   void unregister_shared();
   bool check_finished_replay();
+  void check_quota();
 
   void settle_after_arrival();
 
@@ -247,6 +248,8 @@ class Executor final : public Witness, private Execution {
   uint64_t collective_at_ = 0;      // when the last one was begun
   uint64_t group_executed_at_ = 0;  // the last record, while it stops with the group
   uint64_t replay_began_ = 0;
+  bool quota_is_open_ = false;  // what the last server had counted of it is not compared yet
+  uint64_t quota_until_ = 0;    // the position at which it is, at the latest
   uint64_t rested_at_ = 0;  // when the device had come to rest for the group's snapshot
 
   // The parts. Each is given those before it, and Execution, which this is.

@@ -120,6 +120,8 @@ void Executor::begin_replay(uint64_t executed, std::optional<Delivery> deliver, 
   }
   progress_.idle(current_.sequence);
   work_ = 0;
+  quota_is_open_ = true;
+  quota_until_ = header.tail.load();
   const uint64_t now = now_ns(), until = std::max(executed, current_.position);
   replay_.begin(now, until, deliver, careful);
   schedule_.start_replay(header.stall, now, until > current_.position);

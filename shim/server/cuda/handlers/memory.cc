@@ -95,6 +95,13 @@ bool Memory::within_quota(uint64_t sequence, uint32_t ordinal, uint64_t address,
   return more == 0 || quota_.claim(ordinal, all, sequence);
 }
 
+bool Memory::quota_repeated(uint64_t sequence) const {
+  for (uint32_t ordinal = 0; quota_.there_is() && ordinal < contexts_.count(); ++ordinal) {
+    if (quota_.counted(ordinal, sequence + 1)) return false;
+  }
+  return true;
+}
+
 // The program could have written larger records for those that its server had counted.
 bool Memory::keep_to_quota(uint64_t sequence) {
   if (!quota_.there_is()) return true;

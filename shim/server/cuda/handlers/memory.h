@@ -18,7 +18,9 @@ class Memory {
   Memory(const Session& session, Snapshots& snapshots, Relocation& relocation);
   Memory(const Memory&) = delete;
 
-  // After a replay: what the program has is claimed. False: the quota has no room for it.
+  // Has everything been executed again, up to this record, that the last server had counted of the quota?
+  bool quota_repeated(uint64_t sequence) const;
+  // Then: what the program has is claimed. False: the quota has no room for it.
   bool keep_to_quota(uint64_t sequence);
 
   CUresult on_cuMemGetInfo_v2(Record& record);
