@@ -51,7 +51,8 @@ def test_torchrun(nodes: list[TransferNode], frameworks: Path, tmp_path: Path) -
     for file in files:
         wait_until(lambda file=file: file.exists() and len(file.read_text().splitlines()) == REACHED,  # type: ignore[misc]
                    "it waits", timeout=300)  # fmt: skip
-    done = succeeded(one, one.move(one.lives()[0]["job_id"], "two/cpu:0,cpu:1"))
+    # 1.5 GB of three programs, by two daemons on one machine.
+    done = succeeded(one, one.move(one.lives()[0]["job_id"], "two/cpu:0,cpu:1"), timeout=300)
     assert len(done["result"]["processes"]) == 3
     assert not one.lives()
     there = sorted(two.lives(), key=lambda each: each["pid"])

@@ -44,9 +44,9 @@ def ended(node: Node, operation: dict[str, Any], timeout: float = 60) -> dict[st
     return operation
 
 
-def succeeded(node: Node, operation: dict[str, Any]) -> dict[str, Any]:
+def succeeded(node: Node, operation: dict[str, Any], timeout: float = 60) -> dict[str, Any]:
     """The operation once it is over, and has succeeded."""
-    operation = ended(node, operation)
+    operation = ended(node, operation, timeout)
     assert operation["state"] == "succeeded", f"{operation}"  # whole: of what is no text, pytest leaves parts out
     return operation
 
