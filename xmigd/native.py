@@ -62,24 +62,21 @@ def find_native_dir(configured: Path | None) -> Path:
 
 def find_shims(native_dir: Path) -> list[Path]:
     """What programs preload: beside the server, or where a build folder has it. Raises StartError without it."""
-    for folder in (native_dir, native_dir / "shim"):
-        if (folder / SHIM).exists():
-            return [folder / SHIM, folder / NVML_SHIM, folder / NCCL_SHIM, folder / LOADER]
-    raise StartError(
-        f"{SHIM} is not in {native_dir}",
-        hint="build it (make build), or set XMIG_NATIVE_DIR to the folder that has it",
-        code="native_missing",
-    )
+    folder = _folder_of(SHIM, native_dir)
+    return [folder / SHIM, folder / NVML_SHIM, folder / NCCL_SHIM, folder / LOADER]
 
 
 def find_planes() -> Path:
     """The library of that name, as `find_shims`. Raises StartError."""
-    native_dir = find_native_dir(None)
+    return _folder_of(PLANES, find_native_dir(None)) / PLANES
+
+
+def _folder_of(name: str, native_dir: Path) -> Path:
     for folder in (native_dir, native_dir / "shim"):
-        if (folder / PLANES).exists():
-            return folder / PLANES
+        if (folder / name).exists():
+            return folder
     raise StartError(
-        f"{PLANES} is not in {native_dir}",
+        f"{name} is not in {native_dir}",
         hint="build it (make build), or set XMIG_NATIVE_DIR to the folder that has it",
         code="native_missing",
     )

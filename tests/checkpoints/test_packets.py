@@ -137,6 +137,9 @@ def test_what_leads_out_of_a_tree() -> None:
 A, B, OTHER = "10.0.0.1:80", "10.0.0.2:4000", "10.0.0.3:5"
 
 
+LINK, LINK_TOO = "[fe80::1]:80", "[fe80::2]:90"
+
+
 @pytest.mark.parametrize(
     ("parts", "named"),
     [
@@ -146,6 +149,7 @@ A, B, OTHER = "10.0.0.1:80", "10.0.0.2:4000", "10.0.0.3:5"
         ({"a": [(A, B)], "b": [(B, A), (B, OTHER)]}, OTHER),
         ({"a": [(A, B), (B, A)], "b": []}, A),  # a node is no other end of its own
         ({"a": [(A, B)], "b": [(A, B)]}, A),
+        ({"a": [(LINK, LINK_TOO)], "b": [(LINK_TOO, LINK)]}, LINK),  # it could not be made again
     ],
 )
 def test_both_ends_are_in_parts(parts: dict[str, list[tuple[str, str]]], named: str | None) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.criu.test_nodes import back_to, in_reach, listed, phase_of, restore
+from tests.criu.test_nodes import back_to, in_reach, listed, phase_of, restore, restored_while_killed
 from tests.harness import found_again, wait_until
 from tests.migration.moves import ended, succeeded
 from tests.namespaces import needs_networks
@@ -197,18 +197,7 @@ def test_a_daemon_is_killed_while_it_is_restored(job: Pair, which: int, at: str)
     one, two = job.nodes
     checkpoint = job.stopped()
     node = job.nodes[which]
-    if at.startswith("write."):
-        node.dies_at(at)
-        operation = restore(one, checkpoint)
-        wait_until(node.has_died, "it dies", 60)
-    else:
-        operation = restore(one, checkpoint)
-        wait_until(lambda: phase_of(node, "restoration") == at, f"it is {at}", 60)
-        node.kill()
-    node.starts_again()
-    found_again(node)
-    over = ended(one, operation)
-    wait_until(lambda: not phase_of(two, "restoration"), "it is over there, too", 60)
+    over = restored_while_killed(job.nodes, node, checkpoint, at)
     assert (over["state"] == "succeeded") == (at == "write.committed operations.decide"), over
     if over["state"] != "succeeded":
         nothing_is_left(job)

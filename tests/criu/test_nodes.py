@@ -129,6 +129,24 @@ def restore(node: TransferNode, checkpoint: str, **instead: str) -> dict[str, An
     return operation
 
 
+def restored_while_killed(nodes: list[TransferNode], node: TransferNode, checkpoint: str, at: str) -> dict[str, Any]:
+    """Restore it at the first of two nodes; the daemon of one is killed in this phase, or dies at this write."""
+    one, two = nodes
+    if at.startswith("write."):
+        node.dies_at(at)
+        operation = restore(one, checkpoint)
+        wait_until(node.has_died, "it dies", 60)
+    else:
+        operation = restore(one, checkpoint)
+        wait_until(lambda: phase_of(node, "restoration") == at, f"it is {at}", 60)
+        node.kill()
+    node.starts_again()
+    found_again(node)
+    over = ended(one, operation)
+    wait_until(lambda: not phase_of(two, "restoration"), "it is over there, too", 60)
+    return over
+
+
 @pytest.fixture
 def job(three: list[TransferNode], tmp_path: Path) -> Iterator[Job]:
     yield Job(three[:2], tmp_path)
@@ -374,18 +392,7 @@ def test_a_daemon_is_killed_while_one_is_restored(job: Job, which: int, at: str)
     job.end()
     back_to(job.files(checkpoint))
     before = job.steps()
-    if at.startswith("write."):
-        node.dies_at(at)
-        operation = restore(one, checkpoint)
-        wait_until(node.has_died, "it dies", 60)
-    else:
-        operation = restore(one, checkpoint)
-        wait_until(lambda: phase_of(node, "restoration") == at, f"it is {at}", 60)
-        node.kill()
-    node.starts_again()
-    found_again(node)
-    over = ended(one, operation)
-    wait_until(lambda: not phase_of(two, "restoration"), "it is over there, too", 60)
+    over = restored_while_killed(job.nodes, node, checkpoint, at)
     goes_on = at == "write.committed operations.decide" and which == 0
     assert (over["state"] == "succeeded") == goes_on
     if not goes_on:

@@ -15,6 +15,7 @@ import pytest
 from xmigd.errors import Conflict, Forbidden, NotFound, ProtocolError, Unavailable, XmigError
 from xmigd.ipc import messages as m
 from xmigd.supervisor.far_chunks import FarChunks, FarRank, Found, room_for
+from xmigd.transfers.calls import answered
 from xmigd.transfers.chunks import ChunkExchange
 
 ONE = FarRank("b", "1" * 32)
@@ -219,3 +220,12 @@ def test_a_server_that_answers_something_else(found: tuple[int, ...]) -> None:
             await reading
 
     in_time(test)
+
+
+@pytest.mark.parametrize(
+    ("status", "error"), [(429, Unavailable), (503, Unavailable), (409, Conflict), (404, Conflict)]
+)
+def test_what_may_be_requested_again(status: int, error: type[XmigError]) -> None:
+    """A peer with too many connections may still be the only one that has the content."""
+    with pytest.raises(error):
+        answered("two", {"problem": {"status": status, "code": "busy", "detail": "not now", "hint": ""}})

@@ -29,7 +29,7 @@ import zstandard
 
 from xmigd.checkpoints.manifest import Chunk, Content
 from xmigd.checkpoints.memory import Kept, MemoryTier, read_into
-from xmigd.checkpoints.planes import PLANES, join, split
+from xmigd.checkpoints.planes import PLANES, Bytes, join, split
 from xmigd.store.objects import TEMPORARY, Damaged, private_folder
 
 PIECE = 2 << 20  # bytes
@@ -44,8 +44,6 @@ RESERVED = bytes(3)
 # Encodings: 0 as it is; 1 compressed (zstd); n > 1: as planes, the first bytes of all n, then the second ones, and so
 # on, and then compressed. The high bytes of floating-point numbers are much alike, the low ones are not.
 RAW, ZSTD = 0, 1
-
-Bytes = bytes | bytearray | memoryview
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _ZEROS = bytes(PIECE)

@@ -24,6 +24,7 @@ from io import FileIO
 from pathlib import Path
 
 from xmigd import log
+from xmigd.checkpoints.planes import Bytes
 from xmigd.host_memory import RESERVE, available_memory
 from xmigd.store.objects import TEMPORARY
 
@@ -128,7 +129,7 @@ class MemoryTier:
             self._making.add(kept)
         return kept
 
-    def keep(self, kept: Kept, name: str, content: bytes | bytearray | memoryview) -> bool:
+    def keep(self, kept: Kept, name: str, content: Bytes) -> bool:
         """False: there is no room, and the checkpoint will not be whole here."""
         if not kept.whole:
             return False

@@ -9,20 +9,21 @@ import functools
 from xmigd.native import find_planes
 
 PLANES = (2, 4)  # bytes of a number
+Bytes = bytes | bytearray | memoryview
 
 
-def split(content: bytes | bytearray | memoryview, width: int) -> bytearray:
+def split(content: Bytes, width: int) -> bytearray:
     """The first bytes of all numbers of `width` bytes, then the second ones, and so on. A memoryview has to
     be of what may be written. Raises StartError."""
     return _call("split", content, width)
 
 
-def join(planes: bytes | bytearray | memoryview, width: int) -> bytearray:
+def join(planes: Bytes, width: int) -> bytearray:
     """What `split` has made planes of. Raises StartError."""
     return _call("join", planes, width)
 
 
-def _call(what: str, given: bytes | bytearray | memoryview, width: int) -> bytearray:
+def _call(what: str, given: Bytes, width: int) -> bytearray:
     made = bytearray(len(given))
     if made:
         source = given if isinstance(given, bytes) else ctypes.byref(ctypes.c_char.from_buffer(given))

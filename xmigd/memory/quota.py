@@ -31,8 +31,7 @@ SLOTS, SLOT_BYTES, HEADER_BYTES = 1023, 64, 64
 BYTES = HEADER_BYTES + SLOTS * SLOT_BYTES
 # In the machine's own order and sizes.
 HEADER = struct.Struct("QI")
-WORD = struct.Struct("I")
-LONG = struct.Struct("Q")
+WORD, LONG = 4, 8  # bytes
 SLOT = struct.Struct("IIQQ16s")  # state, ordinal, device, claim, process
 DEVICE_AT, CLAIM_AT = 8, 16
 SEQUENCE_BITS = 40
@@ -88,9 +87,9 @@ class QuotaPage:
         for ordinal, (number, device) in enumerate(zip(free, devices, strict=True)):
             at = HEADER_BYTES + number * SLOT_BYTES
             SLOT.pack_into(self._map, at, FREE, ordinal, key_of(device), 0, bytes.fromhex(process))
-            self._words[at // WORD.size] = PASSES
+            self._words[at // WORD] = PASSES
         used = HEADER.unpack_from(self._map, 0)[1]
-        self._words[LONG.size // WORD.size] = max(used, *(number + 1 for number in free))
+        self._words[LONG // WORD] = max(used, *(number + 1 for number in free))
         return tuple(free)
 
     def arrived(self, slots: Slots) -> None:
@@ -111,7 +110,7 @@ class QuotaPage:
         with self._locked() as locked:
             if not locked or self.claimed((slot,)) > quota - self.used(device):
                 return False
-            self._longs[(HEADER_BYTES + slot * SLOT_BYTES + DEVICE_AT) // LONG.size] = key_of(device)
+            self._longs[(HEADER_BYTES + slot * SLOT_BYTES + DEVICE_AT) // LONG] = key_of(device)
             return True
 
     def has(self, process: str, slots: Sequence[int], count: int) -> bool:
@@ -153,7 +152,7 @@ class QuotaPage:
 
     def _set(self, slots: Slots, state: int) -> None:
         for number in slots:
-            self._words[(HEADER_BYTES + number * SLOT_BYTES) // WORD.size] = state
+            self._words[(HEADER_BYTES + number * SLOT_BYTES) // WORD] = state
 
     def _all(self) -> Iterator[tuple[int, tuple[int, int, int, int, bytes]]]:
         for number in range(min(HEADER.unpack_from(self._map, 0)[1], SLOTS)):
