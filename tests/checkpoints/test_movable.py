@@ -179,3 +179,14 @@ class TestWords:
             (lock,) = (each for each in obstacles(pid, NEW) if each.code == "lock")
         assert lock.what.isprintable()
         assert lock.what.encode()
+
+
+def test_namespaces_of_one_that_ends() -> None:
+    """Its end gives them back one after the other: either all are seen, or that it ends."""
+    for _ in range(50):
+        with subprocess.Popen(["/bin/true"]) as child:
+            while True:
+                try:
+                    assert proc.namespaces(child.pid).keys() == proc.namespaces("self").keys()
+                except FileNotFoundError:
+                    break

@@ -162,9 +162,8 @@ def test_something_else_fails_meanwhile(two: list[RankNode], tmp_path: Path, wha
             case "server":
                 kill(of(giving, ranks)[0]["server_pid"])
             case "connection":
-                losing.network.unplug()
-                losing.until(giving.name, "unreachable")
-                losing.network.plug()
+                with losing.network.unplugged():
+                    losing.until(giving.name, "unreachable")
             case _:
                 giving.client.post(f"/v1/devices/{of(giving, ranks)[0]['device']}:lose", {"reason": "it is a test"})
         assert came(losing) == before, "not in the middle"

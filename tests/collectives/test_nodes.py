@@ -127,11 +127,11 @@ def test_the_daemon_that_leads_ends_as_ranks_meet(two: list[RankNode], tmp_path:
 
     others = dict.fromkeys((0, 2, 3), "joining")
     harness.wait_until(lambda: activities("rank 1 of a communicator") == others, "only one is missing", 60)
-    two[1].network.unplug()
-    (tmp_path / "may_join").touch()
-    harness.wait_until(lambda: activities(None) == dict.fromkeys(range(4), "running"), "all are answered, by this one")
-    two[0].kill()
-    two[1].network.plug()
+    with two[1].network.unplugged():
+        (tmp_path / "may_join").touch()
+        running = dict.fromkeys(range(4), "running")
+        harness.wait_until(lambda: activities(None) == running, "all are answered, by this one")
+        two[0].kill()
     two[0].start()
     began = time.monotonic()
     begun(ranks, tmp_path)
@@ -148,9 +148,8 @@ def test_a_network_outage(two: list[RankNode], tmp_path: Path) -> None:
     begun(ranks, tmp_path)
     take_snapshots(ranks)
     seen = two[0].log.read_text().count("a collective failed")
-    two[1].network.unplug()
-    harness.wait_until(lambda: two[0].log.read_text().count("a collective failed") > seen, "connections end", 60)
-    two[1].network.plug()
+    with two[1].network.unplugged():
+        harness.wait_until(lambda: two[0].log.read_text().count("a collective failed") > seen, "connections end", 60)
     harness.wait_until(lambda: ranks.recoveries() >= 1, "all are recovered", 60)
     ranks.until_all_run()
     take_snapshots(ranks)
@@ -164,10 +163,9 @@ def test_a_node_is_not_in_reach(two: list[RankNode], tmp_path: Path) -> None:
     begun(ranks, tmp_path)
     take_snapshots(ranks)
     for which in (0, 1):
-        two[1].network.unplug()
-        two[0].until("b", "unreachable")
-        kill(next(row["server_pid"] for where, row in ranks.processes() if where is two[which]))
-        two[1].network.plug()
+        with two[1].network.unplugged():
+            two[0].until("b", "unreachable")
+            kill(next(row["server_pid"] for where, row in ranks.processes() if where is two[which]))
         harness.wait_until(lambda n=which: ranks.recoveries() > n, "all are recovered", 60)  # type: ignore[misc]
         ranks.until_all_run()
         take_snapshots(ranks)

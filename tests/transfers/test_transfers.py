@@ -131,9 +131,8 @@ def test_cancelled_or_unplugged(nodes: list[TransferNode], native_dir: Path, tmp
         assert ended(one, operation)["state"] == "cancelled"
         operation = one.move(job, "two")
         wait_until(lambda: one.client.get(f"/v1/operations/{operation['id']}")["phase"] == "sending", "it is sent")
-        two.network.unplug()
-        failed = ended(one, operation)
-        two.network.plug()
+        with two.network.unplugged():
+            failed = ended(one, operation)
         two.network.fast()
         assert (failed["state"], failed["error"]["code"]) == ("failed", "peer_unreachable")
         assert failed["error"]["process_location"] == "source"

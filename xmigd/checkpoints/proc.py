@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import functools
 import os
 import stat
 import struct
@@ -124,13 +125,13 @@ def seen_as_by(pid: int) -> None:
 
 
 def namespaces(pid: int | Literal["self"]) -> dict[str, str]:
-    found = {}
-    for kind in NAMESPACES:
-        with contextlib.suppress(FileNotFoundError):  # the kernel has none of this kind
-            found[kind] = os.readlink(f"/proc/{pid}/ns/{kind}")
-    if len(found) < 2:
-        raise ProcessLookupError(f"process {pid} has ended")
-    return found
+    """Of the kinds that this kernel has. Raises FileNotFoundError: it has ended, and has given back some at least."""
+    return {kind: os.readlink(f"/proc/{pid}/ns/{kind}") for kind in NAMESPACES if kind in _kinds()}
+
+
+@functools.cache
+def _kinds() -> frozenset[str]:
+    return frozenset(os.listdir("/proc/self/ns"))
 
 
 def mounts(pid: int | Literal["self"]) -> set[int]:

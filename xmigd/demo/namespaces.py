@@ -57,6 +57,15 @@ class NetworkNode:
         """As at first."""
         _ip("-n", self._switch, "link", "set", self._port, "up")
 
+    @contextlib.contextmanager
+    def unplugged(self) -> Iterator[None]:
+        """Meanwhile; also if something fails meanwhile, so that others may use the node."""
+        self.unplug()
+        try:
+            yield
+        finally:
+            self.plug()
+
     def link_down(self) -> None:
         """The node's own interface goes down: whoever sends here is refused by their own kernel."""
         _ip("-n", self.name, "link", "set", INTERFACE, "down")
