@@ -45,7 +45,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Iterator[C
     folder = tmp_path_factory.mktemp("machine")
     supplied = describe_host(folder, [*first, *next_release])
     binds = {BUILT / "wheels": "/wheels"} | ({CRIU: str(CRIU)} if CRIU.is_dir() else {})
-    with Container(TREE, folder, binds=binds) as machine:
+    with Container([TREE], folder, binds=binds) as machine:
         machine.run("useradd --create-home --uid 1500 alice")
         machine.run("mkdir -p /etc/dnf/vars; echo 24.03 >/etc/dnf/vars/releasever")
         for path in (*first, *next_release, wheel, supplied):

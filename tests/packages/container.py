@@ -10,22 +10,31 @@ import re
 import shlex
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 # Nothing of the test's own: PYTHONPATH, for one, means something else in there.
 ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
+WIRE = "eth0"  # between two machines
 PATIENCE = 180.0  # seconds for a boot that takes ten on an idle machine
 
 
 class Container:
     """Running from `with` to its end."""
 
-    def __init__(self, tree: Path, folder: Path, *, binds: dict[Path, str]) -> None:
-        self._tree = tree
+    def __init__(
+        self, layers: Sequence[Path], folder: Path, *, binds: dict[Path, str], writable: dict[Path, str] | None = None,
+        name: str = "machine",
+    ) -> None:  # fmt: skip
+        """`layers`: trees of files, each on top of the next one. `binds`, `writable`: folders of the host, and where
+        they are in there. `name`: of the host."""
+        self.name = name
+        self._layers = layers
         self._folder = folder
         self._binds = binds
+        self._writable = writable or {}
         self.root = folder / "root"
         self.log = folder / "console.log"
         self._nspawn: subprocess.Popen[bytes] | None = None
@@ -35,8 +44,10 @@ class Container:
         layers = {name: self._folder / name for name in ("upper", "work")}
         for folder in (self.root, *layers.values()):
             folder.mkdir()
-        options = f"lowerdir={self._tree},upperdir={layers['upper']},workdir={layers['work']}"
+        lower = ":".join(map(str, self._layers))
+        options = f"lowerdir={lower},upperdir={layers['upper']},workdir={layers['work']}"
         subprocess.run(["mount", "-t", "overlay", "overlay", "-o", options, self.root], check=True)
+        (self.root / "etc" / "hostname").write_text(f"{self.name}\n")
         try:
             self._boot()
         except BaseException:
@@ -52,6 +63,7 @@ class Container:
         # With a network of its own, which is a loopback: nobody else's dashboard has its port.
         command += [f"--directory={self.root}", "--console=read-only", "--private-network", "--capability=all"]
         command += [f"--bind-ro={source}:{target}" for source, target in self._binds.items()]
+        command += [f"--bind={source}:{target}" for source, target in self._writable.items()]
         # CRIU works as on a machine: with all capabilities, and without a filter of system calls around everything.
         environment = os.environ | {"SYSTEMD_SECCOMP": "0"}
         with self.log.open("wb") as log:
@@ -100,6 +112,37 @@ class Container:
                 self._nspawn.kill()
                 self._nspawn.wait()
         subprocess.run(["umount", "--recursive", "--lazy", self.root], check=False)
+
+    def copy_changes(self, to: Path) -> None:
+        """What differs from its layers, as a layer for others."""
+        subprocess.run(["cp", "--archive", self._folder / "upper", to], check=True)
+
+    def join(self, other: Self, addresses: tuple[str, str]) -> None:
+        """A wire between both machines, and the addresses of its ends."""
+        ends: tuple[Self, Self] = (self, other)
+        first, second = (f"{end._leader}" for end in ends)
+        _execute("ip", "link", "add", WIRE, "netns", first, "type", "veth", "peer", "name", WIRE, "netns", second)
+        for end, address in zip(ends, addresses, strict=True):
+            end._in_network("ip", "addr", "add", f"{address}/24", "dev", WIRE)
+            end._in_network("ip", "link", "set", WIRE, "up")
+
+    def slow(self, kilobits: int) -> None:
+        """What it sends goes with so many kilobits a second."""
+        words = ["rate", f"{kilobits}kbit", "burst", "16kb", "latency", "1s"]
+        self._in_network("tc", "qdisc", "replace", "dev", WIRE, "root", "tbf", *words)
+
+    def fast(self) -> None:
+        """As at first."""
+        self._in_network("tc", "qdisc", "del", "dev", WIRE, "root")
+
+    def _in_network(self, *command: str) -> None:
+        """The host's own program: the tree has none of these."""
+        _execute("nsenter", "--target", f"{self._leader}", "--net", *command)
+
+    def begin_pids_at(self, pid: int) -> None:
+        """The next process gets the one behind it."""
+        script = f"echo {pid} >/proc/sys/kernel/ns_last_pid"
+        _execute("nsenter", "--target", f"{self._leader}", "--pid", "sh", "-c", script)
 
     def _enter(self, command: list[str], timeout: float = 60) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -150,3 +193,7 @@ class Container:
                 return done.stdout
             assert time.monotonic() < end, f"not within {timeout:g} s: {what}\n{done.stderr[-2000:]}\n{self.journal()}"
             time.sleep(0.1)
+
+
+def _execute(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True)

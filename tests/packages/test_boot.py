@@ -3,9 +3,13 @@ disturbed in every way that a daemon can be, upgraded, removed."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import shlex
+import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +18,7 @@ import pytest
 
 from tests.harness import ROOT
 from tests.packages import gated, paced
-from tests.packages.conftest import CRIU
+from tests.packages.conftest import CRIU, TREE
 from tests.packages.container import Container
 
 pytestmark = pytest.mark.timeout(900)
@@ -74,6 +78,9 @@ held=$(memory $daemon)
 missing=$(comm -23 <(echo "$held") <(memory 1))
 [ -z "$missing" ] || { echo "of $(wc -w <<<"$held") files the manager lacks:" $missing >&2; exit 1; }
 """
+
+# What a process may do, and which files it sees.
+LIMITS = "grep -E '^(Seccomp|NoNewPrivs|CapBnd):' /proc/{}/status; readlink /proc/{}/ns/mnt"
 
 
 def settled(machine: Container) -> None:
@@ -171,8 +178,23 @@ class Disturbed:
         return self._machine.run(f"cat {self._folder}/out")
 
 
+@dataclass(frozen=True)
+class Installed:
+    printed: str
+    layer: Path  # the machine's files then
+
+
 @pytest.fixture(scope="module")
-def alone(machine: Container) -> str:
+def installed(machine: Container, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    """The packages, on the machine."""
+    printed = follow(machine, "openEuler")
+    layer = tmp_path_factory.mktemp("layer") / "installed"
+    machine.copy_changes(layer)
+    return Installed(printed, layer)
+
+
+@pytest.fixture(scope="module")
+def alone(machine: Container, installed: Installed) -> str:
     """What the training learns when nobody disturbs it."""
     return weights(machine.run(f"xmigctl run --name alone {TRAIN} --epochs {EPOCHS}", user="alice"))
 
@@ -180,9 +202,8 @@ def alone(machine: Container) -> str:
 class TestPackages:
     """In this order: each begins where the one before has left the machine."""
 
-    def test_installed_and_used(self, machine: Container) -> None:
-        printed = follow(machine, "openEuler")
-        assert "digits" in printed
+    def test_installed_and_used(self, machine: Container, installed: Installed) -> None:
+        assert "digits" in installed.printed
         assert machine.property("xmigd", "StatusText").startswith("cpu:0")
         assert machine.run("stat -c '%a %U' /var/lib/xmig /run/xmig").split("\n")[:2] == ["700 root", "755 root"]
         assert machine.property("xmig-web", "ActiveState") == "active"
@@ -285,9 +306,8 @@ class TestPackages:
         unit = machine.run("systemctl list-units --plain --no-legend 'xmig-restore-*'").split()[0]
         assert f"/xmig.slice/{unit}" in machine.run(f"cat /proc/{row['pid']}/cgroup")
         assert int(machine.property(unit, "MainPID")) == row["pid"]
-        limits = "grep -E '^(Seccomp|NoNewPrivs|CapBnd):' /proc/{}/status; readlink /proc/{}/ns/mnt"
-        assert machine.run(limits.format(row["pid"], row["pid"])) == machine.run(limits.format(1, 1))
-        machine.run("systemctl restart xmigd; touch /srv/kept/open")
+        assert machine.run(LIMITS.format(row["pid"], row["pid"])) == machine.run(LIMITS.format(1, 1))
+        machine.run("systemctl restart xmigd; echo inf >/srv/kept/open")
         machine.until(f"! [ -e /proc/{row['pid']} ]", "it ends")
         assert weights(machine.run("cat /srv/kept/out")) == alone
         machine.until("! systemctl list-units --plain --no-legend 'xmig-restore-*' | grep .", "its unit ends with it")
@@ -343,3 +363,145 @@ class TestWheel:
 
     def test_without_root(self, machine: Container) -> None:
         follow(machine, "Without root")
+
+
+SHARED = "/shared"  # a file system that both machines have
+POINT = "/run/point"  # where a test writes at which place the daemon dies (xmigd/failpoints.py)
+NODE = """
+peer_port = 7460
+programs_from = "*"
+criu = "/usr/local/bin/criu"
+"""
+HOLD = "/run/hold"  # while it is there, CRIU makes nothing again
+HELD_CRIU = f"""#!/bin/sh
+while [ "$1" = restore ] && [ -e {HOLD} ]; do sleep 0.05; done
+exec {CRIU}/criu "$@"
+"""
+
+
+@pytest.fixture(scope="class")
+def pair(installed: Installed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Container, Container]]:
+    """Two machines that have installed the packages, and whose daemons know each other."""
+    if not CRIU.is_dir():
+        pytest.skip("make pytest unpacks the CRIU that goes into the machines")
+    shutil.rmtree(installed.layer / "var/lib/xmig")  # each has an identity of its own
+    shared = tmp_path_factory.mktemp("shared")
+    addresses = {"one": "10.0.0.1", "two": "10.0.0.2"}
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor() as pool:
+
+        def boot(name: str) -> Container:
+            machine = Container(
+                [installed.layer, TREE], tmp_path_factory.mktemp(name), name=name, binds={CRIU: str(CRIU)},
+                writable={shared: SHARED},
+            )  # fmt: skip
+            return stack.enter_context(machine)
+
+        one, two = pool.map(boot, addresses)
+        one.join(two, (addresses["one"], addresses["two"]))
+        one.begin_pids_at(20_000)  # a program has the same pid on both
+        list(pool.map(lambda machine: configure(machine, addresses), (one, two)))
+        for here, there in ((one, two), (two, one)):
+            identity = json.loads(there.run("xmigctl peer show -o json"))
+            here.run(f"xmigctl peer add {there.name} {there.name}:7460 {identity['fingerprint']}")
+        for here in (one, two):
+            here.until("xmigctl peer list | grep connected", "the daemons are connected")
+        yield one, two
+
+
+def configure(machine: Container, addresses: dict[str, str]) -> None:
+    """As an operator does it; and it dies where a test says so."""
+    hosts = "".join(f"{address} {name}\n" for name, address in addresses.items())
+    unit = f"[Service]\nEnvironment=XMIG_FAILPOINT={POINT}\n"
+    folder = "/run/systemd/system/xmigd.service.d"
+    machine.run(
+        f"mkdir -p {folder}; echo {shlex.quote(unit)} >{folder}/point.conf; echo {shlex.quote(hosts)} >>/etc/hosts; "
+        f"echo {shlex.quote(HELD_CRIU)} >/usr/local/bin/criu; chmod 755 /usr/local/bin/criu; "
+        f"echo {shlex.quote(NODE)} >>/etc/xmig/xmigd.toml; systemctl daemon-reload; systemctl restart xmigd"
+    )
+
+
+class Moving:
+    """A training that is in the middle of its work for as long as the test wants, on either of two machines."""
+
+    def __init__(self, machines: tuple[Container, Container]) -> None:
+        self._machines = machines
+        self._lines = gated.LINES
+        self._one = machines[0]
+        self._one.run(f"cat >{SHARED}/gated.py <<'END'\n{Path(gated.__file__).read_text()}END\n")
+        command = f"xmigctl run --name moving {TRAIN.replace(PYTHON, PYTHON + ' gated.py')} --epochs {EPOCHS}"
+        self._one.start(f"cd {SHARED}; exec {command} >out 2>err </dev/null", user="root", unit="moving")
+        self.work()
+
+    def work(self) -> None:
+        """Some epochs more."""
+        self._lines += 2
+        self._one.run(f"echo {self._lines} >{SHARED}/open")
+        self._one.until(
+            f"[ $(wc -l <{SHARED}/out) -ge {self._lines} ] || {{ cat {SHARED}/err; false; }} >&2", "the job goes on"
+        )
+
+    def finish(self) -> str:
+        """Let it run to its end. Returns what it printed."""
+        self._one.run(f"echo inf >{SHARED}/open")
+        for machine in self._machines:
+            machine.until("! systemctl list-units --plain --no-legend 'xmig-restore-*' | grep .", "its unit has ended")
+        return self._one.run(f"cat {SHARED}/out")
+
+    def where(self) -> Container:
+        """The machine on which it runs, once nothing is under way: on the other one nothing is left of it."""
+        pids = [machine.until(SETTLED, f"{machine.name} is settled").split() for machine in self._machines]
+        having = [machine for machine, its in zip(self._machines, pids, strict=True) if its]
+        assert len(having) == 1, pids
+        return having[0]
+
+
+# Once no transfer is under way, the pids of what runs under xMIG: nothing else has the training's output open.
+SETTLED = f"""
+systemctl is-active xmigd >&2
+xmigctl transfer list -o json | python3 -c '
+import json, sys
+under_way = {{row["state"] for row in json.load(sys.stdin)}} - {{"done", "failed", "running", "dropped"}}
+sys.exit(str(under_way) if under_way else 0)'
+listed=$(xmigctl ps -o json | python3 -c 'import json, sys; [print(row["pid"]) for row in json.load(sys.stdin)]')
+open=$(find /proc/[0-9]*/fd/1 -lname {SHARED}/out | cut -d/ -f3)
+[ "$listed" = "$open" ] || {{ echo "xMIG has $listed, and there are $open" >&2; exit 1; }}
+echo $listed
+"""
+
+# Where CRIU works for a transfer: in a unit of its own, which outlives the daemon.
+RESTORES = "systemctl list-units --plain --no-legend --state=activating 'xmig-restore-*' | grep ."
+
+
+class TestTwoMachines:
+    def test_a_training_moves_while_daemons_are_restarted(self, pair: tuple[Container, Container], alone: str) -> None:
+        one, two = pair
+        job = Moving(pair)
+        for here, there in ((one, two), (two, one)):
+            here.run(f"xmigctl migrate moving --to {there.name}")
+            assert job.where() is there
+            job.work()
+        assert one.property("moving", "Result") == "signal"  # what has started it says so
+
+        # The source's daemon dies when it has decided that the job goes.
+        before = int(one.property("xmigd", "NRestarts"))
+        one.run(f"printf 'write.committed transfers.committed' >{POINT}")
+        one.run("xmigctl migrate moving --to two")  # it waits for the next daemon, which knows of it
+        one.until(f"[ $(systemctl show --value -p NRestarts xmigd) = {before + 1} ]", "its daemon has died once")
+        assert job.where() is two
+        job.work()
+
+        # The target's is restarted while CRIU works, which is in a unit of its own. What it makes is ended by the next.
+        one.start(
+            f"touch {HOLD}; until {RESTORES}; do :; done; systemctl restart xmigd; rm {HOLD}", user="root", unit="held"
+        )
+        one.until(f"[ -e {HOLD} ]", "CRIU would wait")
+        assert two.try_run("xmigctl migrate moving --to one").returncode != 0
+        one.until('[ "$(systemctl show --value -p SubState held)" = exited ]', "its daemon was restarted")
+        assert job.where() is two
+        job.work()
+
+        unit = two.run("systemctl list-units --plain --no-legend 'xmig-restore-*'").split()[0]
+        pid = two.property(unit, "MainPID")
+        assert f"/xmig.slice/{unit}" in two.run(f"cat /proc/{pid}/cgroup")
+        assert two.run(LIMITS.format(pid, pid)) == two.run(LIMITS.format(1, 1))
+        assert weights(job.finish()) == alone

@@ -27,7 +27,7 @@ LOCK, PIDFILE = "lock", "restored.pid"  # beside its images
 # process's when the next daemon looks.
 IDENTITY = "restored.process"
 RECORDED = (
-    f'"$@" || exit; cat {pidfds.BOOT_ID} "/proc/$(cat {PIDFILE})/stat" > {IDENTITY} || '
+    f'boot=$1; shift; "$@" || exit; {{ echo "$boot" && cat "/proc/$(cat {PIDFILE})/stat"; }} > {IDENTITY} || '
     f'{{ kill -KILL "$(cat {PIDFILE})"; exit 1; }}; exit 0'
 )
 ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
@@ -102,7 +102,8 @@ class Criu:
         command = [str(self._program), action, "--images-dir", str(images), "--log-file", log.name, "-v2", *options]
         command = [*first, *apart.restored_in(str(images / "root"), namespaces, command)]
         if action == "restore":
-            command = ["sh", "-c", RECORDED, "sh", *command]
+            # As a daemon reads it, the next one, too: in a container, a unit may see another than this one does.
+            command = ["sh", "-c", RECORDED, "sh", pidfds.boot_id().decode(), *command]
         if self.confined:
             command = _by_the_manager(action, images, [*command, "--manage-cgroups=ignore"])
         # It holds the lock for as long as it runs, whatever becomes of us.

@@ -12,6 +12,7 @@ import ssl
 import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from concurrent.futures import CancelledError
 from typing import Any
 
 from xmigd import log
@@ -83,7 +84,7 @@ class Door:
             self._answer_all(peer, Line(wrapped), full=full)
         except EOFError:
             pass
-        except (XmigError, RuntimeError) as error:  # the loop has ended
+        except (XmigError, RuntimeError, CancelledError) as error:  # the last two: this daemon ends
             logger.info("a connection of a peer ends", peer=peer, why=harmless(str(error)))
         except Exception:
             logger.exception("a connection of a peer failed", peer=peer)
