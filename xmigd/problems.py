@@ -370,8 +370,9 @@ PROBLEMS: dict[str, tuple[str, str]] = {
         "Send headers and body without a pause.",
     ),
     "scheduled": (
-        "A drain does not move a job to another node that a scheduler has started: it would be over there for that.",
-        "Let the scheduler move it, or do it by hand: `xmigctl migrate JOB --to NODE`.",
+        "A drain does not move a job to another node that a scheduler has started: it would be over for that. Of "
+        "Slurm's, nothing does.",
+        "Let the scheduler move it, or, if it is not Slurm, do it by hand: `xmigctl migrate JOB --to NODE`.",
     ),
     "same_device": ("The process is on the target already.", "Choose another one."),
     "scope_too_small": ("The token's scope does not allow it.", "Use a token of a larger scope."),

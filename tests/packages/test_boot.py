@@ -449,21 +449,23 @@ class Moving:
 
     def where(self) -> Container:
         """The machine on which it runs, once nothing is under way: on the other one nothing is left of it."""
-        pids = [machine.until(SETTLED, f"{machine.name} is settled").split() for machine in self._machines]
-        having = [machine for machine, its in zip(self._machines, pids, strict=True) if its]
-        assert len(having) == 1, pids
+        there = [machine.until(SETTLED, f"{machine.name} is settled").split() for machine in self._machines]
+        having = [machine for machine, its in zip(self._machines, there, strict=True) if its]
+        assert len(having) == 1, there
         return having[0]
 
 
-# Once no transfer is under way, the pids of what runs under xMIG: nothing else has the training's output open.
+# Once no transfer is under way, the folders of /proc of what xMIG runs; nothing else has the training's output open.
 SETTLED = f"""
 systemctl is-active xmigd >&2
 xmigctl transfer list -o json | python3 -c '
 import json, sys
 under_way = {{row["state"] for row in json.load(sys.stdin)}} - {{"done", "failed", "running", "dropped"}}
 sys.exit(str(under_way) if under_way else 0)'
-listed=$(xmigctl ps -o json | python3 -c 'import json, sys; [print(row["pid"]) for row in json.load(sys.stdin)]')
-open=$(find /proc/[0-9]*/fd/1 -lname {SHARED}/out | cut -d/ -f3)
+listed=$(xmigctl ps -o json | python3 -c '
+import json, sys
+for row in json.load(sys.stdin): print("/proc", row["pid"], "fd", sep="/")')
+open=$(find /proc/[0-9]*/fd/1 -lname {SHARED}/out -printf '%h\\n')
 [ "$listed" = "$open" ] || {{ echo "xMIG has $listed, and there are $open" >&2; exit 1; }}
 echo $listed
 """

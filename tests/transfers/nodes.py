@@ -36,11 +36,20 @@ class TransferNode(nodes.NamespacedNode):
 
     def ctl(self, *words: str) -> str:
         """What xmigctl prints; it succeeds."""
-        command = [sys.executable, "-m", "xmigd.cli", *words]
-        environment = os.environ | {"XMIG_RUNTIME_DIR": str(self.folder), "COLUMNS": "200"}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        done = self._ctl(*words)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
+
+    def refused(self, *words: str) -> str:
+        """Why xmigctl does not do it."""
+        done = self._ctl(*words)
+        assert done.returncode != 0, done.stdout
+        return done.stderr
+
+    def _ctl(self, *words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "xmigd.cli", *words]
+        environment = os.environ | {"XMIG_RUNTIME_DIR": str(self.folder), "COLUMNS": "200"}
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
     def dies_at(self, point: str) -> None:
         """At this place (xmigd/failpoints.py)."""

@@ -39,8 +39,8 @@ def test_to_another_node_and_back(nodes: list[TransferNode], native_dir: Path, t
         assert storm.where() == 1
         wait_for_lines(output, len(output.read_text().splitlines()) + 2)
         # Nothing on the first node takes it now.
-        refused = step(two, nodes=["one"], otherwise="either")
-        assert (refused["how"], refused["target"], "cordoned" in codes(refused)) == ("host", None, True)
+        stays = step(two, nodes=["one"], otherwise="either")
+        assert (stays["how"], stays["target"], "cordoned" in codes(stays)) == ("host", None, True)
         takes_programs(one)
         job = two.lives()[0]["job_id"]
         two.client.patch(f"/v1/jobs/{job}", {"external_id": "batch:17"}, "*")
@@ -48,6 +48,12 @@ def test_to_another_node_and_back(nodes: list[TransferNode], native_dir: Path, t
         failed = ended(two, drain(two, nodes=["one"]))
         assert (failed["state"], failed["error"]["code"]) == ("failed", "drain_incomplete")
         assert "its scheduler knows it on this node, as batch:17" in failed["error"]["detail"]
+        two.client.patch(f"/v1/jobs/{job}", {"external_id": "slurm:17"}, "*")  # by hand neither
+        for words in (["--plan"], []):
+            refused = two.refused("migrate", job, "--to", "one", *words)
+            assert "it is Slurm's job 17, which has no allocation on another node" in refused
+            assert "scontrol requeue 17" in refused
+        assert storm.where() == 1
         two.client.patch(f"/v1/jobs/{job}", {"external_id": None}, "*")
         done = succeeded(two, drain(two, nodes=["one"]))
         assert (done["result"]["moved"], done["result"]["parts"][0]["how"]) == (1, "transfer")

@@ -36,11 +36,13 @@ from xmigd.errors import Conflict, NotFound, ProtocolError, Unavailable, XmigErr
 from xmigd.events.bus import Bus
 from xmigd.ids import new_id
 from xmigd.ipc import pidfd as pidfds
+from xmigd.jobs import repository as jobs
 from xmigd.operations.operation import Operation
 from xmigd.operations.repository import OperationRow
 from xmigd.operations.service import Operations, Outcome, interrupted
 from xmigd.supervisor.process import Process
 from xmigd.supervisor.supervisor import Supervisor
+from xmigd.text import harmless
 from xmigd.transfers import records, repository
 from xmigd.transfers.calls import Calls
 from xmigd.transfers.needs import Needs, needs_of
@@ -49,6 +51,7 @@ from xmigd.transfers.wire import Closing
 from xmigd.waiting import happens
 
 KIND = "transfer"  # operations
+SLURM = "slurm:"  # before the number of a job, as `xmigctl slurm task` names it
 MOST_ROUNDS = 4  # ahead
 SMALL = 16 << 20  # bytes: with less than that left, another round ahead is not worth its time
 SHRINKS = 0.7  # of the round before: with more than that left, neither
@@ -189,6 +192,7 @@ class Departures:
         await self._checkpoints.criu.check()
         if process.job.nodes is not None:
             raise Conflict("the job has ranks on several nodes", code="several_nodes")
+        await asyncio.to_thread(self._check_not_of_slurm, process.job.id)
         processes = self._supervisor.processes_of(process.job.id)
         wanted = "suspended" if all(one.state == "suspended" for one in processes) else "running"
         for one in processes:
@@ -201,6 +205,20 @@ class Departures:
         await self._checkpoints.check_movable(making.processes[0], making.root)
         needs = await asyncio.to_thread(needs_of, making.processes, making.root, self._checkpoints.layout)
         return making, needs
+
+    def _check_not_of_slurm(self, job: str) -> None:
+        """Elsewhere it would be outside of its allocation, and here Slurm would hear that it was killed. Raises
+        Conflict."""
+        with self._reader.session() as session:
+            row = jobs.find(session, job)
+            known_as = "" if row is None or row.external_id is None else row.external_id
+        if known_as.startswith(SLURM):
+            number = harmless(known_as.removeprefix(SLURM), 40)
+            raise Conflict(
+                f"it is Slurm's job {number}, which has no allocation on another node; for Slurm it would have failed",
+                code="scheduled", hint=f"scontrol requeue {number}: with --xmig-checkpoint it goes on when it has this "
+                "node again, and on another one it begins anew",
+            )  # fmt: skip
 
     @staticmethod
     def _begin(leaving: Leaving) -> dict[str, Any]:
