@@ -46,6 +46,8 @@ RESERVED = bytes(3)
 RAW, ZSTD = 0, 1
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
+_ALL_OF_IT = ctypes.c_int64(0), ctypes.c_int64(0)
+SYNC_FILE_RANGE_WRITE = 2  # of linux/fs.h
 _ZEROS = bytes(PIECE)
 
 
@@ -241,6 +243,8 @@ class Chunks:
             with open(number, "wb") as file:
                 file.writelines(piece())
                 stored = file.tell()
+                file.flush()
+                _LIBC.sync_file_range(number, *_ALL_OF_IT, SYNC_FILE_RANGE_WRITE)  # it begins; `sync` waits for the end
             with self._lock:
                 if name not in self._sound:
                     os.rename(temporary, path)
