@@ -113,7 +113,8 @@ keep("weights", torch.cat([parameter.detach().flatten() for parameter in model.p
 dist.barrier()
 dist.destroy_process_group()
 result = {
-    "rank": rank, "digests": digests, "wrong": wrong, "losses": losses, "context_s": opened, "init_s": ready, "large_s": large,
+    "rank": rank, "digests": digests, "wrong": wrong, "losses": losses, "large_s": large,
+    "context_s": opened, "init_s": ready,
     "small_s": small, "step_s": sorted(times)[len(times) // 2],
 }  # fmt: skip
 print(json.dumps(result), flush=True)
