@@ -18,6 +18,7 @@ from tests import harness
 from xmigd.checkpoints.criu import IDENTITY, Criu
 from xmigd.checkpoints.pids import stopped
 from xmigd.checkpoints.working import Working
+from xmigd.ipc import pidfd
 
 OPERATION: Any = SimpleNamespace(id="a" * 32)
 # Does what the daemon relies on: it ends, and what it has restored is left stopped, with its pid in the file.
@@ -54,6 +55,16 @@ def test_what_was_restored_is_ended(left: tuple[Working, int]) -> None:
     assert asyncio.run(working.left(OPERATION)) == pid
     settle(working)
     harness.wait_until(lambda: not _runs(pid), "ended")
+
+
+def test_also_if_others_see_another_boot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """As a unit of systemd in a container does."""
+    monkeypatch.setattr(pidfd, "BOOT_ID", tmp_path / "boot_id")
+    pidfd.BOOT_ID.write_text("8d7b0f6c-6f0e-4bd1-9a44-0b3a2b1d6a10\n")
+    working, pid = request.getfixturevalue("left")
+    assert asyncio.run(working.left(OPERATION)) == pid
 
 
 def _of_another_start(identity: str) -> str:
