@@ -61,6 +61,10 @@ class Source:
         return self.start < piece + PIECE and (self.bytes is None or piece < self.start + self.bytes)
 
 
+class NotWanted(Exception):
+    """What was to be read is not needed any more."""
+
+
 class Chunks:
     """The pieces of all checkpoints of a node. Its methods block; every thread may call them."""
 
@@ -129,12 +133,17 @@ class Chunks:
         for _ in self.restore_all([(content, fd)]):
             pass
 
-    def restore_all(self, contents: Iterable[tuple[Content, int]]) -> Iterator[int]:
-        """The same of many, in their order; yields the bytes of each that is complete."""
+    def restore_all(
+        self, contents: Iterable[tuple[Content, int]], enough: threading.Event | None = None
+    ) -> Iterator[int]:
+        """The same of many, in their order; yields the bytes of each that is complete. Raises NotWanted: `enough` was
+        set meanwhile."""
 
         buffers = _Buffers()
 
         def one(chunk: Chunk, fd: int) -> None:
+            if enough is not None and enough.is_set():
+                raise NotWanted
             _write_all(fd, self._restored(chunk.hash, chunk.bytes, buffers.one), chunk.at)
 
         with ThreadPoolExecutor(2 * THREADS) as pool:  # nobody's program runs yet
