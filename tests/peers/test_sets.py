@@ -27,6 +27,7 @@ from xmigd.checkpoints.restoring import RESTORE
 from xmigd.checkpoints.sets import GOING, READY, Sets
 from xmigd.database.models import Base, Checkpoint
 from xmigd.errors import Conflict, NotFound, ProtocolError, Unavailable
+from xmigd.ipc import messages as m
 from xmigd.supervisor import node_messages as n
 from xmigd.supervisor.following import Following
 
@@ -499,6 +500,41 @@ def test_only_what_a_node_has_made_again_is_resumed() -> None:
     assert not a.scopes.resume_all(NODES, [], {"b": [ONE, OTHER]})
     assert not a.scopes.resume_all(NODES, [], {"c": [OTHER]})
     assert a.scopes.resume_all(NODES, [], {"b": [OTHER]})
+
+
+@in_a_loop
+def test_replicas_are_of_the_job_s_user() -> None:
+    """Who leads names processes of others, too. What was reported as missing is then brought, and is not reported
+    again."""
+    network = FakeNetwork("a", "b")
+    network.connect()
+    third, far = "3" * 32, "4" * 32
+    named: list[tuple[int, list[str], list[str]]] = []
+    processes: dict[str, Any] = {}
+    for name, uid in ((ONE, 1000), (OTHER, 1001), (third, 1000)):
+        processes[name] = SimpleNamespace(
+            row=SimpleNamespace(id=name, uid=uid, pid=7, start_time=1, device="cpu:0"), state="recovering", active=3,
+            job=SimpleNamespace(name="job", nodes=NODES), standing=True, rounds=lambda: (0, 0), forsaken=lambda: False,
+            machine=SimpleNamespace(awaits_group=False),
+            name_ranks=lambda number, near, far: named.append(
+                (number, [one.row.id for one in near], [one.process for one in far])
+            ),
+        )  # fmt: skip
+    following = Following(NODES, network["b"], processes)
+    server: Any = SimpleNamespace(number=3)
+    for process in processes.values():
+        following.reported(process, server, m.ReplicasWanted(type="replicas_wanted", bytes=5))
+
+    def missing() -> int:
+        return following._present(processes[ONE], following._known[ONE]).lost
+
+    ranks = [["b", OTHER], ["b", third], ["b", UNKNOWN], ["a", far]]
+    assert missing() == 5
+    following.received(n.parse(body("name_replicas", process=ONE, server=2, ranks=ranks)))
+    assert missing() == 5  # of another server
+    following.received(n.parse(body("name_replicas", process=ONE, server=3, ranks=ranks)))
+    assert missing() == 0
+    assert named == [(2, [third], [far]), (3, [third], [far])]
 
 
 @in_a_loop
