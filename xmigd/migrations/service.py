@@ -126,7 +126,7 @@ class Moves:
         wanted: Callable[[], bool] = lambda: True,
     ) -> OperationRow:  # fmt: skip
         """Each on its own device, or on these in turn; with each all that were suspended with it. `paused`: they were
-        suspended for a moment only, so their devices keep them, even those that take no new process. `wanted` is asked
+        suspended for a moment only, so their devices keep them, even those that take no new process. `wanted` is called
         when nothing else can begin any more before this does. Raises Conflict: one cannot be, and none is; or it is not
         wanted."""
         groups = self._groups_of(processes)
