@@ -507,3 +507,5 @@ class TestTwoMachines:
         assert f"/xmig.slice/{unit}" in two.run(f"cat /proc/{pid}/cgroup")
         assert two.run(LIMITS.format(pid, pid)) == two.run(LIMITS.format(1, 1))
         assert weights(job.finish()) == alone
+        for machine in pair:
+            assert "Traceback" not in machine.run("journalctl -o cat -u xmigd")
