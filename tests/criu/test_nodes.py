@@ -138,7 +138,7 @@ def restored_while_killed(nodes: list[TransferNode], node: TransferNode, checkpo
         wait_until(node.has_died, "it dies", 60)
     else:
         operation = restore(one, checkpoint)
-        wait_until(lambda: phase_of(node, "restoration") == at, f"it is {at}", 60)
+        wait_until(lambda: phase_of(node, "restoration") == at, f"it is {at}", closely=True)
         node.kill()
     node.starts_again()
     found_again(node)
@@ -221,7 +221,7 @@ def test_a_daemon_is_killed_while_one_is_made(job: Job, which: int, at: str) -> 
     earlier = {each["id"] for each in one.client.get("/v1/checkpoints") + two.client.get("/v1/checkpoints")}
     if at in PHASES:
         operation = job.create()
-        wait_until(lambda: phase_of(node, "checkpoint") == at, f"it is {at}")
+        wait_until(lambda: phase_of(node, "checkpoint") == at, f"it is {at}", closely=True)
         node.kill()
     else:
         node.dies_at(at)
@@ -364,7 +364,7 @@ def test_a_server_is_lost_while_one_is_made(job: Job) -> None:
     for number, phase in enumerate(("pausing", "dumping", "copying", "storing")):
         operation = job.create()
         node = job.nodes[number % 2]
-        wait_until(lambda: phase_of(node, "checkpoint") in (phase, ""), f"it is {phase}")  # noqa: B023
+        wait_until(lambda: phase_of(node, "checkpoint") in (phase, ""), f"it is {phase}", closely=True)  # noqa: B023
         job.is_recovered(job.nodes[number // 2])
         ended(one, operation)
         wait_until(lambda: not phase_of(two, "checkpoint"), "it is over there, too", 90)
@@ -383,7 +383,7 @@ def test_a_node_is_out_of_reach_while_one_is_made(job: Job, phase: str) -> None:
     one, two = job.nodes
     before = {each["id"] for each in one.client.get("/v1/checkpoints")}
     operation = job.create()
-    wait_until(lambda: phase_of(one, "checkpoint") in (phase, ""), f"it is {phase}")
+    wait_until(lambda: phase_of(one, "checkpoint") in (phase, ""), f"it is {phase}", closely=True)
     with two.network.unplugged():
         over = ended(one, operation)
         # If it has reported that its part is stored, it waits for the answer, however long that takes.
