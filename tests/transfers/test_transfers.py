@@ -127,13 +127,15 @@ def test_cancelled_or_unplugged(nodes: list[TransferNode], native_dir: Path, tmp
         two.network.slow(4000)
         operation = one.move(job, "two")
         wait_until(
-            lambda: one.client.get(f"/v1/operations/{operation['id']}")["phase"] == "sending", "it is sent", closely=True
+            lambda: one.client.get(f"/v1/operations/{operation['id']}")["phase"] == "sending",
+            "it is sent", closely=True,
         )  # fmt: skip
         one.client.delete(f"/v1/operations/{operation['id']}")
         assert ended(one, operation)["state"] == "cancelled"
         operation = one.move(job, "two")
         wait_until(
-            lambda: one.client.get(f"/v1/operations/{operation['id']}")["phase"] == "sending", "it is sent", closely=True
+            lambda: one.client.get(f"/v1/operations/{operation['id']}")["phase"] == "sending",
+            "it is sent", closely=True,
         )  # fmt: skip
         with two.network.unplugged():
             failed = ended(one, operation)
