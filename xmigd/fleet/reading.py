@@ -100,6 +100,7 @@ class Readings:
         self._seen: dict[str, OrderedDict[int | None, Seen]] = {}  # by peer and user, the oldest first
         self._held: Counter[str] = Counter()  # bytes, by peer
         self._total = 0  # bytes, of all
+        self._renewing: set[int | None] = set()  # for whom
         self._answering: dict[str, int] = {}
         self._arrived: dict[str, tuple[Viewer, dict[str, Any]]] = {}  # answers that are to be checked, by question
         self._checking: set[str] = set()  # questions whose answers are being checked
@@ -118,10 +119,10 @@ class Readings:
     async def page(self, owner: int | None, page: Page) -> tuple[list[FleetNode], FleetTotals, bool]:
         """The nodes of a page, the totals of all nodes, and whether others follow. Takes `WAIT` seconds at most, beside
         this node's own part."""
-        peers, ends = self._peers(), time.monotonic() + WAIT
+        peers, began = self._peers(), time.monotonic()
+        ends = began + WAIT
         here = asyncio.ensure_future(self._here(owner))
-        old = time.monotonic() - OTHERS
-        await self._ask_all([name for name in peers if self._asked.get((name, owner), old) <= old], owner, ends)
+        await self._ask_all([name for name in peers if (name, owner) not in self._asked], owner, ends)
         own = await here
         states: dict[str, NodeState] = {own.name: "answered"}
         states |= {name: self._brief(link, owner).state for name, link in peers.items()}
@@ -131,13 +132,26 @@ class Readings:
         elif page.after:
             found = [name for name in found if name != own.name]
         listed = found[: page.limit]
-        began = ends - WAIT
         again = [name for name in listed if name in peers and self._asked.get((name, owner), 0.0) < began]
         await self._ask_all(again, owner, ends)
+        self._renew([name for name in peers if self._asked.get((name, owner), began) < began - OTHERS], owner)
         shown = {node.name: node for node in await self._nodes([peers[n] for n in listed if n in peers], owner)}
         shown[own.name] = own
         totals = self._totals(own, [self._brief(link, owner) for link in peers.values()])
         return [shown[name] for name in listed], totals, len(found) > len(listed)
+
+    def _renew(self, names: Sequence[str], owner: int | None) -> None:
+        """What the totals of later pages have of these peers. Nobody waits for it."""
+
+        async def renew() -> None:
+            try:
+                await self._ask_all(names, owner, time.monotonic() + WAIT)
+            finally:
+                self._renewing.discard(owner)
+
+        if names and owner not in self._renewing:
+            self._renewing.add(owner)
+            self._spawn(renew())
 
     def _peers(self) -> dict[str, Link]:
         """In the order of their names."""
