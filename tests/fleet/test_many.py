@@ -105,13 +105,13 @@ def test_nodes_that_are_not_well_cost_their_own_rows_only(fleet: Fleet) -> None:
     """Each says since when; those that are well are shown as of now."""
     reader, standins = fleet
     before = {node["name"]: node for node in states(reader, answered=COUNT + 1)["nodes"]}
-    spoilt = bad(standins)
+    unwell = bad(standins)
     began = time.time()
-    for name, (_, answer) in spoilt.items():
+    for name, (_, answer) in unwell.items():
         standins.answer([name], answer)
     found = states(reader, answered=COUNT + 1 - 8, silent=3, invalid=3, not_allowed=1, unreachable=1)
     nodes = {node["name"]: node for node in found["nodes"]}
-    for name, (state, _) in spoilt.items():
+    for name, (state, _) in unwell.items():
         node = nodes[name]
         assert node["state"] == state
         if state in ("silent", "invalid", "unreachable"):
@@ -131,8 +131,8 @@ def test_nodes_that_are_not_well_cost_their_own_rows_only(fleet: Fleet) -> None:
         view(reader, limit=10)
     assert time.monotonic() - began < 10 * 1.5
     plan = reader.client.post("/v1/fleet/plans", {"exclude_nodes": ["node-0000", "node-0001"]})
-    assert {each["node"] for each in plan["left_out"]} == spoilt.keys() - {"node-0006"}
-    standins.answer([name for name in spoilt if name != "node-0008"], "honest")
+    assert {each["node"] for each in plan["left_out"]} == unwell.keys() - {"node-0006"}
+    standins.answer([name for name in unwell if name != "node-0008"], "honest")
     states(reader, answered=COUNT, unreachable=1)
 
 

@@ -96,7 +96,7 @@ class Readings:
         self._allowed = allowed
         self._questions: dict[str, Viewer] = {}
         self._under_way: dict[Viewer, tuple[str, asyncio.Future[None], float]] = {}  # and since when
-        self._asked: dict[Viewer, float] = {}  # when it was last answered, or was not in time (monotonic seconds)
+        self._tried: dict[Viewer, float] = {}  # when it was last answered, or was not in time (monotonic seconds)
         self._seen: dict[str, OrderedDict[int | None, Seen]] = {}  # by peer and user, the oldest first
         self._held: Counter[str] = Counter()  # bytes, by peer
         self._total = 0  # bytes, of all
@@ -122,7 +122,7 @@ class Readings:
         peers, began = self._peers(), time.monotonic()
         ends = began + WAIT
         here = asyncio.ensure_future(self._here(owner))
-        await self._ask_all([name for name in peers if (name, owner) not in self._asked], owner, ends)
+        await self._ask_all([name for name in peers if (name, owner) not in self._tried], owner, ends)
         own = await here
         states: dict[str, NodeState] = {own.name: "answered"}
         states |= {name: self._brief(link, owner).state for name, link in peers.items()}
@@ -132,9 +132,9 @@ class Readings:
         elif page.after:
             found = [name for name in found if name != own.name]
         listed = found[: page.limit]
-        again = [name for name in listed if name in peers and self._asked.get((name, owner), 0.0) < began]
+        again = [name for name in listed if name in peers and self._tried.get((name, owner), 0.0) < began]
         await self._ask_all(again, owner, ends)
-        self._renew([name for name in peers if self._asked.get((name, owner), began) < began - OTHERS], owner)
+        self._renew([name for name in peers if self._tried.get((name, owner), began) < began - OTHERS], owner)
         shown = {node.name: node for node in await self._nodes([peers[n] for n in listed if n in peers], owner)}
         shown[own.name] = own
         totals = self._totals(own, [self._brief(link, owner) for link in peers.values()])
@@ -159,8 +159,8 @@ class Readings:
         for name in self._seen.keys() - found.keys():  # one that comes back under its name may be another one
             del self._seen[name]
             self._total -= self._held.pop(name, 0)
-        for viewer in [viewer for viewer in self._asked if viewer[0] not in found]:
-            del self._asked[viewer]
+        for viewer in [viewer for viewer in self._tried if viewer[0] not in found]:
+            del self._tried[viewer]
         return found
 
     async def _here(self, owner: int | None) -> FleetNode:
@@ -203,7 +203,7 @@ class Readings:
         """Of those that are connected. `ends`: monotonic seconds. `patient`: peers that were silent are waited for,
         too."""
         connected = [name for name in names if self._links.connected(name)]
-        # Those that were silent come last: nobody waits for what is asked after them.
+        # Those that were silent come last: nobody waits for questions that come after them.
         silent = {name for name in connected if self._is_silent((name, owner))}
         waiting: set[asyncio.Future[None]] = set()
         ordered = sorted(connected, key=lambda name: name in silent)
@@ -261,7 +261,7 @@ class Readings:
         """Of answers for which there is no room any more, those of the peer that has most go first."""
         peer, owner = viewer
         now = time.time()
-        self._asked[viewer] = time.monotonic()
+        self._tried[viewer] = time.monotonic()
         of_peer = self._seen.setdefault(peer, OrderedDict())
         before = of_peer.pop(owner, None)
         since = before.since if before is not None and before.state == found.state else now
@@ -285,7 +285,7 @@ class Readings:
         owner, seen = self._seen[peer].popitem(last=False)
         self._held[peer] -= seen.size
         self._total -= seen.size
-        self._asked.pop((peer, owner), None)
+        self._tried.pop((peer, owner), None)
 
     # --- users of links -----------------------------------------------------------------------------------------------
 
@@ -293,9 +293,9 @@ class Readings:
         self.down(peer, "")
 
     def up(self, peer: str) -> None:
-        """It is asked by the next page, whenever it was asked before."""
+        """The next page has a question for it, whenever the last one was."""
         for owner in self._seen.get(peer, ()):
-            self._asked.pop((peer, owner), None)
+            self._tried.pop((peer, owner), None)
 
     def down(self, peer: str, why: str) -> None:
         """Whoever waits does not wait on: what a peer is sent when it is back is a new question."""
