@@ -119,7 +119,7 @@ DEVICES = [
 
 # Programs of several ranks: two GPUs, or two ranks on one. By name, or `--only collectives`.
 COLLECTIVES = [
-    Part("ranks", "collectives", 180, collectives.measure, topic="collectives"),
+    Part("ranks", "collectives", 90, collectives.measure, topic="collectives"),
     Part("job-recovery", "collectives", 190, collectives.recovery, topic="collectives"),
     Part("rank-moves", "collectives", 120, rank_moves.measure, topic="collectives"),
     Part("rank-faults", "collectives", 400, rank_faults.measure, topic="collectives"),
@@ -127,7 +127,7 @@ COLLECTIVES = [
     Part("rank-suspension", "collectives", 110, rank_suspension.measure, topic="collectives"),
     Part("rank-losses", "collectives", 110, rank_losses.measure, topic="collectives"),
     Part("parallel", "collectives", 200, parallel.measure, topic="collectives"),
-    Part("parallel-kernels", "collectives", 120, parallel.kernels, topic="collectives"),
+    Part("fsdp", "collectives", 170, parallel.fsdp, topic="collectives"),
     Part("packages", "collectives", 200, packages.measure, topic="collectives"),
     Part("restarts", "collectives", 240, restarts.measure, topic="collectives"),
     Part("four-on-two", "collectives", 120, collectives.four_on_two, topic="collectives"),

@@ -46,6 +46,8 @@ RESERVED = bytes(3)
 RAW, ZSTD = 0, 1
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
+_ALL_OF_IT = ctypes.c_int64(0), ctypes.c_int64(0)
+SYNC_FILE_RANGE_WRITE = 2  # of linux/fs.h
 _ZEROS = bytes(PIECE)
 
 
@@ -132,10 +134,8 @@ class Chunks:
     def restore_all(self, contents: Iterable[tuple[Content, int]]) -> Iterator[int]:
         """The same of many, in their order; yields the bytes of each that is complete."""
 
-        buffers = _Buffers()
-
         def one(chunk: Chunk, fd: int) -> None:
-            _write_all(fd, self._restored(chunk.hash, chunk.bytes, buffers.one), chunk.at)
+            _write_all(fd, self._restored(chunk.hash, chunk.bytes, _own.piece), chunk.at)
 
         with ThreadPoolExecutor(2 * THREADS) as pool:  # nobody's program runs yet
             begun = []
@@ -243,6 +243,8 @@ class Chunks:
             with open(number, "wb") as file:
                 file.writelines(piece())
                 stored = file.tell()
+                file.flush()
+                _LIBC.sync_file_range(number, *_ALL_OF_IT, SYNC_FILE_RANGE_WRITE)  # it begins; `sync` waits for the end
             with self._lock:
                 if name not in self._sound:
                     os.rename(temporary, path)
@@ -276,13 +278,11 @@ class Writing:
     def store_all(self, sources: Iterable[Source]) -> Iterator[Content]:
         """The same of many, in their order: the threads do not wait for the end of each."""
 
-        buffers = _Buffers()
-
         def one(fd: int, size: int, at: int) -> tuple[Chunk, int] | None:
-            content = memoryview(buffers.one)[: min(PIECE, size - at)]
+            content = memoryview(_own.piece)[: min(PIECE, size - at)]
             _read_all(fd, content, at)
             # Much faster than to look at each byte, and nobody else can run meanwhile.
-            if buffers.one.startswith(_ZEROS[: len(content)]):
+            if _own.piece.startswith(_ZEROS[: len(content)]):
                 return None
             name, stored = self._chunks.put(content, self._kept)
             return Chunk(at=at, bytes=len(content), hash=name), stored
@@ -392,21 +392,27 @@ def encode(content: Bytes) -> tuple[bytes, Bytes]:
 def _choose(sample: bytes) -> int:
     # Each plane by itself: of a whole piece they lie in different blocks. The sample would be one block, with one code
     # for the bytes of all planes, in which their order makes no difference.
-    sizes = {n: sum(len(_packed(sample[first::n], ZSTD)) for first in range(n)) for n in (ZSTD, *PLANES)}
+    sizes = {n: sum(len(_own.compressor.compress(plane)) for plane in _planes(sample, n)) for n in (ZSTD, *PLANES)}
     best = min(sizes, key=lambda encoding: sizes[encoding])
     if sizes[best] > WORTHWHILE * len(sample):
         return RAW
     return ZSTD if sizes[best] > WORTHWHILE * sizes[ZSTD] else best
 
 
+def _planes(content: bytes, width: int) -> Iterator[memoryview]:
+    """One after the other."""
+    planes = memoryview(content) if width == 1 else split(content, width, _own.planes)
+    each = len(planes) // width  # of an incomplete number they have a byte more or less, which makes no difference
+    for first in range(width):
+        yield planes[first * each : (first + 1) * each if first + 1 < width else None]
+
+
 def _packed(content: Bytes, encoding: int) -> bytes:
-    planes = content if encoding == ZSTD else split(content, encoding)
-    # A compressor of its own for each: they are not to be shared by threads.
-    return zstandard.ZstdCompressor(level=LEVEL, write_checksum=False).compress(planes)
+    return _own.compressor.compress(content if encoding == ZSTD else split(content, encoding, _own.planes))
 
 
 def _checked(piece: Bytes, name: str, size: int) -> Bytes:
-    """As `decode`; it may be a part of `piece`."""
+    """As `decode`; it may be a part of `piece`, or of memory that this thread uses for the next one."""
     content = _decoded(piece[: HEADER.size], piece[HEADER.size :], size)
     if content is None or hashlib.sha256(content).hexdigest() != name:
         raise Damaged(f"piece {name[:12]} is not what was kept under this hash")
@@ -430,19 +436,26 @@ def _decoded(header: Bytes, payload: Bytes, size: int) -> Bytes | None:
         # What the frame states is what the decompressor takes, whatever maximum it is given.
         if zstandard.get_frame_parameters(payload).content_size != size:
             return None
-        found = zstandard.ZstdDecompressor().decompress(payload, max_output_size=size, allow_extra_data=False)
+        found = _own.decompressor.decompress(payload, max_output_size=size, allow_extra_data=False)
     except zstandard.ZstdError:
         return None
     if len(found) != size:
         return None
-    return found if encoding == ZSTD else join(found, encoding)
+    return found if encoding == ZSTD else join(found, encoding, _own.planes)
 
 
-class _Buffers(threading.local):
-    """One for each thread: to be given new memory for each piece takes as long as to read it."""
+class _Own(threading.local):
+    """Of each thread. To be given new memory for each piece takes as long as to read it, and all threads wait for the
+    same lock of the kernel then; compressors have a megabyte of their own, and are not to be shared."""
 
     def __init__(self) -> None:
-        self.one = bytearray(HEADER.size + PIECE + 1)
+        self.piece = bytearray(HEADER.size + PIECE + 1)
+        self.planes = bytearray(PIECE)
+        self.compressor = zstandard.ZstdCompressor(level=LEVEL, write_checksum=False)
+        self.decompressor = zstandard.ZstdDecompressor()
+
+
+_own = _Own()
 
 
 def _read_all(fd: int, into: memoryview, at: int) -> None:
