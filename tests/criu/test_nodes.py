@@ -286,6 +286,27 @@ def test_a_daemon_is_killed_while_it_is_stopped(job: Job, which: int, at: str) -
     job.check()
 
 
+@pytest.mark.parametrize("stop", [False, True])
+def test_a_job_ends_while_a_part_is_in_doubt(job: Job, stop: bool) -> None:
+    """The daemon that leads is gone: the operation ends with the job, and the part is kept until the answer."""
+    one, two = job.nodes
+    one.dies_at("write.begun checkpoints.whole")
+    job.create(stop=stop)
+    wait_until(one.has_died, "it dies")
+    (part,) = [each for each in two.client.get("/v1/operations", kind="checkpoint") if each["ended_at"] is None]
+    job.end(one)
+    over = ended(two, part)
+    assert (over["state"], over["error"]["code"]) == ("failed", "in_doubt")
+    (left,) = set((two.folder / "checkpoints").glob("*.json")) - {
+        two.folder / "checkpoints" / f"{each['id']}.json" for each in two.client.get("/v1/checkpoints")
+    }
+    assert left.stem[:12] in over["error"]["detail"]
+    one.starts_again()
+    found_again(one)
+    wait_until(lambda: not left.exists(), "it is forgotten once the answer is there", 60)
+    job.end()
+
+
 def test_it_is_verified_and_removed(job: Job) -> None:
     """Also where a node is not in reach, once that is back; and a daemon dies while it notes that."""
     one, two = job.nodes

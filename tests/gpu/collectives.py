@@ -67,8 +67,8 @@ def measure(bench: Bench) -> Iterator[Row]:
             contexts = [most(each, "context_s") for each in (xmig, native, early)]
             more = (
                 f"; from when all ranks are there until their first sum is done; contexts {1e3 * contexts[0]:.4g} ms "
-                f"of it, natively {1e3 * contexts[1]:.4g}; with NCCL_RUNTIME_CONNECT=0 {1e3 * most(early, key):.4g} ms, "
-                f"contexts {1e3 * contexts[2]:.4g}"
+                f"of it, natively {1e3 * contexts[1]:.4g}; with NCCL_RUNTIME_CONNECT=0 "
+                f"{1e3 * most(early, key):.4g} ms, contexts {1e3 * contexts[2]:.4g}"
             )
         yield Row(
             name=name, value=round(value / beside, 3), unit="× native", target=target, better="lower",

@@ -3,10 +3,11 @@ also, or only for the moment, be in host memory (memory.py).
 
 Equal pieces are kept once, whichever checkpoint, process or memory they belong to. A piece lies in a file of its own,
 in the encoding in which it is smallest (docs/formats.md). It appears under its name when it is complete, but is on the
-disk only after `Writing.sync`: a machine that was lost before that may leave a piece that is not what its name says. So
-one that is there already is read and compared before it counts, once in the life of the daemon, and is written again if
-it is damaged. If the disk fails, what was written since it last did not is written again, too: who reads it now may be
-shown what is in memory only.
+disk only after `Writing.sync`: a machine that was lost before that, or a disk that failed, may leave a piece that is
+not what its name says. So one that is there already is read and compared before it counts, once in the life of the
+daemon, and is written again if it is damaged. It is read from the disk: the kernel may have in memory what the disk has
+not taken, and has reported that to an earlier daemon, or to nobody. If the disk fails, what was written since it last
+did not is written again, too.
 """
 
 from __future__ import annotations
@@ -61,6 +62,10 @@ class Source:
 
     def has(self, piece: int) -> bool:
         return self.start < piece + PIECE and (self.bytes is None or piece < self.start + self.bytes)
+
+
+class NotWanted(Exception):
+    """What was to be read is not needed any more."""
 
 
 class Chunks:
@@ -131,10 +136,15 @@ class Chunks:
         for _ in self.restore_all([(content, fd)]):
             pass
 
-    def restore_all(self, contents: Iterable[tuple[Content, int]]) -> Iterator[int]:
-        """The same of many, in their order; yields the bytes of each that is complete."""
+    def restore_all(
+        self, contents: Iterable[tuple[Content, int]], enough: threading.Event | None = None
+    ) -> Iterator[int]:
+        """The same of many, in their order; yields the bytes of each that is complete. Raises NotWanted: `enough` was
+        set meanwhile."""
 
         def one(chunk: Chunk, fd: int) -> None:
+            if enough is not None and enough.is_set():
+                raise NotWanted
             _write_all(fd, self._restored(chunk.hash, chunk.bytes, _own.piece), chunk.at)
 
         with ThreadPoolExecutor(2 * THREADS) as pool:  # nobody's program runs yet
@@ -232,6 +242,7 @@ class Chunks:
         path = self.path(name)
         if name not in self._doubtful and path.exists():
             with contextlib.suppress(Damaged):
+                _leave_memory(path)
                 self._read(name, size)
                 with self._lock:
                     self._sound.add(name)
@@ -442,6 +453,16 @@ def _decoded(header: Bytes, payload: Bytes, size: int) -> Bytes | None:
     if len(found) != size:
         return None
     return found if encoding == ZSTD else join(found, encoding, _own.planes)
+
+
+def _leave_memory(path: Path) -> None:
+    """What is read of the file from now on comes from the disk, if it is on one. Raises Damaged: it cannot be there."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            os.fdatasync(file.fileno())  # what the kernel has yet to write stays in memory
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    except OSError as error:
+        raise Damaged(f"{path.name[:12]} cannot be written to the disk: {error.strerror}") from None
 
 
 class _Own(threading.local):
