@@ -419,7 +419,7 @@ PROBLEMS: dict[str, tuple[str, str]] = {
         "Close some. Somebody else's do not count.",
     ),
     "too_many_listeners": ("Too many listen to events already.", "Ask for pages: `?after=`."),
-    "too_many_peers": ("There are 64 peers.", "Remove one that is gone."),
+    "too_many_peers": ("There are 1,024 peers.", "Remove one that is gone."),
     "too_many_processes": ("The job has more processes than are moved at once.", "Nothing: it stays where it is."),
     "too_many_requests": (
         "One caller asks more often than `request_rate`.",

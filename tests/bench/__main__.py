@@ -17,13 +17,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tests.bench import calls, daemon, fleet, lives, moves, packing, prediction, profiling, ranks, stall
+from tests.bench import calls, daemon, fleet, lives, moves, packing, prediction, profiling, ranks, stall, view
 from tests.bench.native import Programs
 from xmigd.errors import XmigError
 from xmigd.measurements import FOLDER, Measurements, Missing, Row, read
 
 PARTS = (
-    "journal", "profiling", "daemon", "writes", "stall", "recovery-by-ranks", "consolidation", "fleet",
+    "journal", "profiling", "daemon", "writes", "stall", "recovery-by-ranks", "consolidation", "fleet", "fleet-view",
     "moves-between-nodes", "prediction",
 )  # fmt: skip
 
@@ -84,6 +84,8 @@ def main() -> int:
                 write("consolidation", packing.measure(options.runs))
             if options.only in (None, "fleet"):
                 write("fleet", fleet.measure(options.runs))
+            if options.only in (None, "fleet-view"):
+                put("fleet", view.measure(Path(name)))
             if options.only in (None, "prediction"):
                 write("prediction", prediction.measure(), prediction.MISSING)
     except (XmigError, lives.Wrong) as error:

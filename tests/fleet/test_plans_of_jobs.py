@@ -30,7 +30,8 @@ def node(name: str, *jobs: dict[str, Any], gib: tuple[int, ...] = (10, 10), stat
     ]
     shown = NodeShown.model_validate({"version": "1", "at": 1.0, "devices": devices, "jobs": jobs})
     return FleetNode(
-        name=name, here=name == "one", state=state, why="", answered_at=1.0, age_s=0.0, shown=shown,  # type: ignore[arg-type]
+        name=name, here=name == "one", state=state, why="", since=1.0, answered_at=1.0, age_s=0.0,  # type: ignore[arg-type]
+        shown=shown,
     )  # fmt: skip
 
 

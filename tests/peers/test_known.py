@@ -101,7 +101,7 @@ def test_what_is_entered_is_there_again(tmp_path: Path) -> None:
         known.find("x")
     for number in range(MOST):
         known.put(peer(f"n{number}"))
-    with pytest.raises(Conflict, match="64 peers"):
+    with pytest.raises(Conflict, match=f"{MOST} peers"):
         known.check(peer("d"))
 
 

@@ -96,7 +96,7 @@ def test_a_stranger(nodes: list[PeerNode], tmp_path: Path) -> None:
     """Has a key, and nobody knows it."""
     identity = open_identity(tmp_path)
     assert (tmp_path / FILE).exists()
-    context = client_context(identity, None)
+    context = client_context(identity, anybody=True)
     host, _, port = nodes[1].address.rpartition(":")
     with socket.create_connection((host, int(port)), 10) as sock:
         sock.sendall(PREFIX)

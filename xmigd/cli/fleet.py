@@ -15,6 +15,7 @@ from xmigd.words import duration
 
 group = typer.Typer(no_args_is_help=True, help="This node and its peers in one view, and jobs packed over all of them.")
 ALL_THERE = "answered"
+LISTED = 200  # nodes, with one request
 
 
 class Objective(StrEnum):
@@ -29,6 +30,10 @@ ExcludeNodeOption = Annotated[
     list[str] | None, typer.Option("--exclude-node", help="it neither gives nor takes; may be given again")
 ]
 FreeOption = Annotated[Objective, typer.Option("--free", help="what is to get free")]
+NameOption = Annotated[str | None, typer.Option("--name", help="only nodes with this in their names")]
+StateOption = Annotated[
+    str | None, typer.Option("--state", help="only nodes in this state: answered, silent, unreachable, …")
+]
 MaxMovesOption = Annotated[int | None, typer.Option("--max-moves", min=1, max=1000, help="at most (default 100)")]
 HeadroomOption = Annotated[
     float | None, typer.Option("--headroom", min=0, max=0.9, help="share of the memory that stays free (default 0.05)")
@@ -48,9 +53,11 @@ def register(app: typer.Typer) -> None:
 
 
 @group.command("list")
-def list_nodes(output: OutputOption = Output.table) -> None:
+def list_nodes(
+    name: NameOption = None, state: StateOption = None, output: OutputOption = Output.table
+) -> None:  # fmt: skip
     """The nodes: whether each has answered, and its devices and jobs in numbers, as far as you see them."""
-    fleet = connect().get("/v1/fleet")
+    fleet = _fleet(name, None if state is None else state.replace(" ", "_"))
     if output is Output.json:
         show_json(fleet)
         return
@@ -63,9 +70,9 @@ def list_nodes(output: OutputOption = Output.table) -> None:
 
 
 @group.command("devices")
-def list_devices(output: OutputOption = Output.table) -> None:
+def list_devices(name: NameOption = None, output: OutputOption = Output.table) -> None:
     """The devices of all nodes."""
-    fleet = connect().get("/v1/fleet")
+    fleet = _fleet(name)
     rows = [
         {"node": node["name"], "device": each["id"]} | {name: each[name] for name in each if name != "id"}
         | {"age_s": node["age_s"]}
@@ -80,9 +87,9 @@ def list_devices(output: OutputOption = Output.table) -> None:
 
 
 @group.command("jobs")
-def list_jobs(output: OutputOption = Output.table) -> None:
+def list_jobs(name: NameOption = None, output: OutputOption = Output.table) -> None:
     """The jobs of all nodes that have processes, as far as you see them."""
-    fleet = connect().get("/v1/fleet")
+    fleet = _fleet(name)
     rows = [
         {
             "node": node["name"], "job": job["id"] if output is Output.json else job["id"][:12], "name": job["name"],
@@ -150,6 +157,17 @@ def apply(
         result = operation["result"]
         freed = ", ".join(escape(each) for each in result["freed"]) or "none"
         console.print(f"{result['moved']} moved; free now: [bold]{freed}[/bold]")
+
+
+def _fleet(name: str | None, state: str | None = None) -> dict[str, Any]:
+    """All pages."""
+    client = connect()
+    wanted: dict[str, Any] = {"limit": LISTED, "name": name, "state": state}
+    fleet: dict[str, Any] = client.get("/v1/fleet", **wanted)
+    while fleet["after"] is not None:
+        more = client.get("/v1/fleet", **wanted, after=fleet["after"])
+        fleet = more | {"nodes": fleet["nodes"] + more["nodes"]}
+    return fleet
 
 
 def _row(node: dict[str, Any]) -> dict[str, Any]:

@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated
 
-from fastapi import Path, Response
+from fastapi import Path, Query, Response
 
 from xmigd.api.dependencies import AnyCaller, Limit, OperatorCaller, provided
 from xmigd.api.routing import make_router
-from xmigd.fleet.schemas import FleetInfo, FleetPlan, FleetPlanRequest
+from xmigd.fleet.reading import Page
+from xmigd.fleet.schemas import FleetInfo, FleetPlan, FleetPlanRequest, NodeState
 from xmigd.fleet.service import Fleet
 from xmigd.operations.endpoints import ACCEPTED, accepted
 from xmigd.operations.schemas import OperationInfo
 
 router = make_router("/v1/fleet")
 PlanId = Annotated[str, Path(max_length=64)]
+Name = Annotated[str, Query(max_length=64)]
 TheFleet = Annotated[Fleet, provided(Fleet)]
 
 
-@router.get("", operation_id="get_fleet")
-async def get_fleet(fleet: TheFleet, caller: AnyCaller) -> FleetInfo:
-    """This node and its peers with their devices and jobs, as far as the caller sees them. Takes two seconds at most:
-    of a node that does not answer it has the last answer, and its age."""
-    return await fleet.shown(caller)
+@router.get("", operation_id="get_fleet", response_model=FleetInfo)
+async def get_fleet(
+    fleet: TheFleet, caller: AnyCaller, limit: Limit = 100, after: Name = "", name: Name = "",
+    state: NodeState | None = None,
+) -> Response:  # fmt: skip
+    """This node and its peers with their devices and jobs, as far as the caller sees them: a page of nodes, of those
+    with `name` in their names and in this state. Takes two seconds at most: of a node that does not answer it has the
+    last answer, and its age."""
+    shown = await fleet.shown(caller, Page(limit, after, name, state))
+    # Megabytes, perhaps, which are not written in the loop's thread.
+    return Response(await asyncio.to_thread(shown.model_dump_json), media_type="application/json")
 
 
 @router.post("/plans", operation_id="plan_fleet")

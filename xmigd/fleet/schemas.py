@@ -18,6 +18,7 @@ MOST_JOBS = 1000  # of one node
 MOST_PROCESSES = 1000  # of one node
 MOST_OF_JOB = 64  # processes
 MOST_DEVICES = 1024  # of one node
+MOST_NODES = 1025
 
 Name = Annotated[str, Field(max_length=255, pattern=VISIBLE)]
 Short = Annotated[str, Field(max_length=64, pattern=VISIBLE)]
@@ -31,6 +32,7 @@ Time = Annotated[float, Field(ge=0, le=1e11, allow_inf_nan=False)]
 Id = Annotated[str, Field(pattern=r"^[0-9a-zA-Z_-]{1,64}$")]
 DeviceName = Annotated[str, Field(pattern=r"^[a-z]{1,16}:[0-9]{1,4}(,[0-9]{1,4}){0,63}$")]
 NodeName = Annotated[str, Field(pattern=NAME)]
+NodeNames = Annotated[list[NodeName], Field(max_length=MOST_NODES)]
 
 
 class Shown(Answer):
@@ -108,27 +110,40 @@ class FleetNode(Answer):
         "invalid: its answer is none"
     )
     why: str = Field(description="empty: it has answered")
+    since: float = Field(description="when its state became this one, by the clock of the node that answers")
     answered_at: float | None = Field(description="of `shown`, by the clock of the node that answers")
     age_s: float | None = Field(description="seconds since then; 0: just now")
     shown: NodeShown | None = Field(description="its last answer to this caller; null: there was none")
 
 
+class FleetTotals(Answer):
+    """Numbers of all nodes, by their last answers to the caller."""
+
+    nodes: int = 1
+    states: dict[NodeState, int] = Field(default={}, description="how many nodes, by state")
+    devices: int
+    free_devices: int = Field(description="without processes")
+    unhealthy_devices: int
+    jobs: int
+    oldest_s: float = Field(default=0.0, description="seconds since the oldest answer of the nodes that have answered")
+
+
 class FleetInfo(Answer):
-    """This node and its peers, each as it shows itself to the caller."""
+    """A page of nodes: this one and its peers, each as it shows itself to the caller."""
 
     node: str = Field(description="that answers")
     at: float
-    nodes: list[FleetNode] = Field(description="this one first")
+    nodes: list[FleetNode] = Field(description="this one first, then peers by their names")
+    after: str | None = Field(description="for the next page; null: this is the last one")
+    totals: FleetTotals = Field(description="of all nodes, whatever the page shows")
 
 
 class FleetPlanRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     objective: Literal["free_devices", "free_nodes"] = "free_devices"
-    nodes: Annotated[list[NodeName], Field(max_length=65)] = Field(default=[], description="only these; empty: all")
-    exclude_nodes: Annotated[list[NodeName], Field(max_length=65)] = Field(
-        default=[], description="these neither give nor take processes"
-    )
+    nodes: NodeNames = Field(default=[], description="only these; empty: all")
+    exclude_nodes: NodeNames = Field(default=[], description="these neither give nor take processes")
     exclude_jobs: Annotated[list[Id], Field(max_length=1024)] = Field(default=[], description="these do not move")
     headroom: Annotated[float, Field(ge=0, le=0.9)] = Field(
         default=0.05, description="share of the memory that stays free on devices to which processes come"

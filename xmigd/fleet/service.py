@@ -14,8 +14,8 @@ from xmigd.consolidation.kept import KeptPlans
 from xmigd.errors import Conflict
 from xmigd.fleet.apply import Application
 from xmigd.fleet.orders import Orders
-from xmigd.fleet.plan import Plan, changes, make
-from xmigd.fleet.reading import PLAN_WAIT, Readings
+from xmigd.fleet.plan import NS, Plan, changes, make
+from xmigd.fleet.reading import Page, Readings
 from xmigd.fleet.schemas import FleetInfo, FleetPlanRequest
 from xmigd.leases.leases import Leases
 from xmigd.operations.operation import Operation
@@ -40,13 +40,14 @@ class Fleet:
         self._operations = operations
         self._plans: KeptPlans[Plan] = KeptPlans("plan", "xmigctl fleet plan")
 
-    async def shown(self, caller: Caller) -> FleetInfo:
-        nodes = await self._readings.read(caller.owner)
-        return FleetInfo(node=self._node, at=time.time(), nodes=nodes)
+    async def shown(self, caller: Caller, page: Page) -> FleetInfo:
+        nodes, totals, more = await self._readings.page(caller.owner, page)
+        after = nodes[-1].name if more else None
+        return FleetInfo(node=self._node, at=time.time(), nodes=nodes, after=after, totals=totals)
 
     async def plan(self, request: FleetPlanRequest) -> Plan:
         """For operators. Changes nothing. Raises NotFound."""
-        nodes = await self._readings.read(None, wait=PLAN_WAIT)
+        nodes = await self._readings.read(None)
         made = await asyncio.to_thread(make, request, nodes)
         self._plans.keep(made)
         return made
@@ -63,7 +64,8 @@ class Fleet:
         """Raises Conflict: there is nothing to do, or the fleet is not any more as the plan has it."""
         if not plan.answer.moves:
             raise Conflict("the plan moves nothing", code="plan_empty", hint="its refusals say what stays, and why")
-        changed = changes(plan, await self._readings.read(None, wait=PLAN_WAIT))
+        concerned = {place.partition(NS)[0] for move in plan.answer.moves for place in (move.source, move.target)}
+        changed = changes(plan, await self._readings.read(None, of=concerned))
         if changed:
             more = f"; and {len(changed) - 5} more" if len(changed) > 5 else ""
             raise Conflict(

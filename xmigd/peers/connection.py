@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import ssl
 from typing import Protocol, cast
 
@@ -12,9 +13,16 @@ from xmigd.errors import ProtocolError
 from xmigd.peers.frames import HEADER, Frame, FrameReader, Kind, frame
 from xmigd.text import harmless
 
-HEARTBEAT = 1.0  # seconds: a fifth of SILENCE, so that one that is late is not missed
-# Seconds: shorter than anything that waits for a peer, longer than a loop of the daemon is ever busy.
-SILENCE = 5.0
+HEARTBEAT = 1.0  # seconds
+# Of a node's links, in a second: each takes a quarter of a millisecond. With more links than that, each has a heartbeat
+# more rarely. Then it is TCP that notices soon that a machine is gone.
+HEARTBEATS = 64
+LONGEST_HEARTBEAT = 16.0  # seconds
+# Heartbeats: shorter than anything that waits for a peer, longer than a loop of the daemon is ever busy. One or two
+# that are late are not missed.
+SILENCE = 5
+KEEPALIVE = ((socket.TCP_KEEPIDLE, 2), (socket.TCP_KEEPINTVL, 2), (socket.TCP_KEEPCNT, 4))
+GIVEN_UP = 10_000  # ms after which what was sent and not received is a lost connection
 STEP = 5.0  # seconds for connecting with TLS, and as many for beginning the session
 CLOSING = 1.0  # seconds for sending the reason of an end
 # What a peer may send on average, with a second's worth at once: a third of a processor for reading JSON.
@@ -67,6 +75,7 @@ class Connection(asyncio.Protocol):
         self.established = False  # messages may come and go; set by its reader
         self.greeted = False  # the peer has sent its hello; set by its reader
         self.offer: str | None = None  # the session that was proposed over it
+        self.heartbeat = HEARTBEAT  # seconds between two
         self.cursor = 0  # the last message that was written
         self.reported = 0  # how many received messages were reported
         self.closed = False
@@ -92,6 +101,16 @@ class Connection(asyncio.Protocol):
         self._began = self._ticked = self._heard = self._loop.time()
         self._timer = self._loop.call_later(HEARTBEAT, self._tick)
         self._transport.resume_reading()
+
+    def beats_each(self, seconds: float) -> None:
+        """Which both nodes have agreed on."""
+        self.heartbeat = seconds
+        assert self._transport is not None
+        sock = self._transport.get_extra_info("socket")
+        if seconds > HEARTBEAT and sock is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in (*KEEPALIVE, (socket.TCP_USER_TIMEOUT, GIVEN_UP)):
+                sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
     def certificate(self) -> bytes:
         """Of the peer, as DER. Empty: there is none any more."""
@@ -185,17 +204,18 @@ class Connection(asyncio.Protocol):
     def _tick(self) -> None:
         assert self._reader is not None
         now = self._loop.time()
-        if now - self._ticked > 2 * HEARTBEAT or self._continued is not None:
+        if now - self._ticked > 2 * self.heartbeat or self._continued is not None:
             self._heard = now  # it was this daemon that stood still, or reads more slowly than the peer sends
         self._ticked = now
-        if now - self._heard >= SILENCE:
-            self.end(f"it was silent for {SILENCE:g} s")
+        if now - self._heard >= SILENCE * self.heartbeat:
+            self.end(f"it was silent for {SILENCE * self.heartbeat:g} s")
         elif not self.established and now - self._began >= STEP:
             self.end(f"it began no session within {STEP:g} s")
         else:
             self._reader.on_beat(self)
             if not self.closed:
-                self._timer = self._loop.call_later(HEARTBEAT, self._tick)
+                # Until the session begins a tick looks whether it does in time.
+                self._timer = self._loop.call_later(self.heartbeat if self.established else HEARTBEAT, self._tick)
 
     def _is_closed(self, why: str, refused: bool) -> None:
         self.closed, self.why, self.refused = True, harmless(why), refused

@@ -14,12 +14,22 @@ import asyncio
 import secrets
 import ssl
 import time
+from collections.abc import Collection
 from typing import Any, Literal, Protocol
 
 from xmigd import log
 from xmigd.errors import ProtocolError
-from xmigd.peers.certificates import Identity, client_context, fingerprint_of, server_name
-from xmigd.peers.connection import CLOSING, STEP, Connection, Pace, describe
+from xmigd.peers.certificates import Identity, Trust, client_context, fingerprint_of, server_name
+from xmigd.peers.connection import (
+    CLOSING,
+    HEARTBEAT,
+    HEARTBEATS,
+    LONGEST_HEARTBEAT,
+    STEP,
+    Connection,
+    Pace,
+    describe,
+)
 from xmigd.peers.contract import LONGEST
 from xmigd.peers.frames import VERSION, Frame, Kind, frame
 from xmigd.peers.known import KnownPeer, split_address
@@ -43,6 +53,13 @@ class Hub(Protocol):
 
     node: str
     identity: Identity
+    trust: Trust
+
+    def known(self) -> Collection[str]:
+        """Names of all peers."""
+
+    async def turn(self) -> None:
+        """Until it is this link's turn to connect: all of them together make so many attempts a second."""
 
     def learned(self, name: str, certificate: str) -> None:
         """The certificate (PEM) with the fingerprint that was entered."""
@@ -118,6 +135,9 @@ class Link:
             if not self._alone.is_set():
                 continue
             self._delay = min(2 * self._delay, LONGEST_DELAY)
+            await self._hub.turn()
+            if not self._alone.is_set():
+                continue
             try:
                 connection = await self._dial()
             except (OSError, ValueError) as error:  # SSLError and TimeoutError are OSErrors
@@ -129,7 +149,9 @@ class Link:
 
     async def _dial(self) -> Connection | None:
         """A connection to the peer and nobody else. Raises OSError, also of TLS."""
-        context = client_context(self._hub.identity, self.peer.certificate)
+        context = self._hub.trust.client
+        if self.peer.certificate is None:
+            context = client_context(self._hub.identity, anybody=True)
         async with asyncio.timeout(STEP):
             connection = await self._reach(context)
         der = connection.certificate()
@@ -201,14 +223,24 @@ class Link:
 
     def _greet(self, connection: Connection) -> None:
         session = self._session
-        hello = {"node": self._hub.node, "to": self.peer.name, "session": session.id, "received": session.received}
+        hello = {
+            "node": self._hub.node, "to": self.peer.name, "session": session.id, "received": session.received,
+            "heartbeat": self._heartbeat(),
+        }  # fmt: skip
         connection.write(frame(Kind.HELLO, VERSION, hello))
+
+    def _heartbeat(self) -> float:
+        """Seconds between two, as this node wants them."""
+        return min(max(HEARTBEAT, len(self._hub.known()) / HEARTBEATS), LONGEST_HEARTBEAT)
 
     def _on_hello(self, connection: Connection, frame: Frame) -> None:
         if connection.greeted:
             raise ProtocolError("a second hello")
         connection.greeted = True
         hello = frame.json()
+        theirs = hello.get("heartbeat")  # absent in earlier versions, which expect one each second
+        if isinstance(theirs, int | float) and HEARTBEAT <= theirs <= LONGEST_HEARTBEAT:
+            connection.beats_each(max(theirs, self._heartbeat()))
         names = (hello.get("node"), hello.get("to"))
         if frame.number != VERSION:
             why = f"version {VERSION} of the protocol is needed, and {names[0]!r} has {frame.number}"

@@ -17,7 +17,7 @@ from typing import Any
 
 from xmigd import log
 from xmigd.errors import Conflict, Unavailable
-from xmigd.peers.certificates import Identity, fingerprint_of, server_context
+from xmigd.peers.certificates import Identity, Trust, claims, fingerprint_of
 from xmigd.peers.connection import CLOSING, STEP, Connection, describe
 from xmigd.peers.contract import Body, Users
 from xmigd.peers.frames import write_object
@@ -30,6 +30,9 @@ GUESTS = 32
 GUESTS_OF_ADDRESS = 8
 QUIET = 10.0  # seconds between two lines about one address
 ADDRESSES = 256  # that are remembered for that
+# Attempts to connect in a second, of all links together: each takes a millisecond or two, and a thousand peers that are
+# gone are to cost no more than a few. With as many peers as that each has its turn when it wants it.
+ATTEMPTS = 64
 
 logger = log.get("peers")
 
@@ -53,7 +56,10 @@ class PeerLinks:
         self._started = self._closed = False
         self._guests: dict[asyncio.Task[None], str] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self.trust = Trust(identity)
+        self._next_turn = 0.0
         self._writing = asyncio.Lock()
+        self._unwritten = False  # certificates that were learned
         self._noted: dict[str, float] = {}
 
     def register(self, topic: str, users: Users) -> None:
@@ -65,6 +71,7 @@ class PeerLinks:
     async def start(self) -> None:
         """Connect, and let others connect."""
         self._started = True
+        self.trust.replace(peer.certificate for peer in self._known if peer.certificate is not None)
         for peer in self._known:
             self._links[peer.name] = Link(self, peer)
         if self._listening is not None:
@@ -97,6 +104,16 @@ class PeerLinks:
         link = self._links.get(peer)
         return link is not None and link.is_up
 
+    def peer(self, name: str) -> KnownPeer | None:
+        """As it is known. Every thread may ask."""
+        link = self._links.get(name)
+        return None if link is None else link.peer
+
+    def named(self, fingerprint: str) -> str | None:
+        """The peer whose certificate has this fingerprint. Every thread may ask."""
+        peer = self._known.named(fingerprint)
+        return None if peer is None else peer.name
+
     def links(self) -> list[Link]:
         """In the order of their names."""
         return [self._links[name] for name in sorted(self._links)]
@@ -107,6 +124,8 @@ class PeerLinks:
             self._known.check(peer)
             await self._write(self._known.content(also=peer))
             self._known.put(peer)
+            if peer.certificate is not None:
+                self.trust.add(peer.certificate)
             # A link outlives the request, and its lines in the log are not about that.
             link = self._links[peer.name] = contextvars.Context().run(Link, self, peer)
         logger.info("a peer is known", peer=peer.name, address=peer.address, fingerprint=peer.fingerprint)
@@ -118,6 +137,7 @@ class PeerLinks:
             self._known.find(name)
             await self._write(self._known.content(without=name))
             self._known.drop(name)
+            self.trust.replace(peer.certificate for peer in self._known if peer.certificate is not None)
             link = self._links.pop(name)
         why = "this node does not know that peer any more"
         await link.leave(why)
@@ -125,6 +145,11 @@ class PeerLinks:
             link.is_up = False
             self.down(name, why)
         logger.info("a peer is removed", peer=name)
+
+    async def turn(self) -> None:
+        now = time.monotonic()
+        self._next_turn = max(self._next_turn, now) + 1 / ATTEMPTS
+        await asyncio.sleep(self._next_turn - 1 / ATTEMPTS - now)
 
     def learned(self, name: str, certificate: str) -> None:
         self._spawn(self._keep(name, certificate))
@@ -149,15 +174,20 @@ class PeerLinks:
             _call(users.up, peer)
 
     async def _keep(self, name: str, certificate: str) -> None:
+        link = self._links.get(name)
+        if link is None or fingerprint_of(certificate) != link.peer.fingerprint:
+            return  # it was removed meanwhile
+        link.peer = self._known.learn(name, certificate)
+        self.trust.add(certificate)
+        if self._unwritten:
+            return  # whoever waits for the disk writes this one, too
+        self._unwritten = True
         async with self._writing:
-            link = self._links.get(name)
-            if link is None or fingerprint_of(certificate) != link.peer.fingerprint:
-                return  # it was removed meanwhile
-            link.peer = self._known.learn(name, certificate)
+            self._unwritten = False
             try:
                 await self._write(self._known.content())
             except Unavailable as error:  # it is learned again by the next daemon
-                logger.warning("a peer's certificate is not kept", peer=name, why=error.message)
+                logger.warning("certificates of peers are not kept", why=error.message)
 
     async def _write(self, content: bytes) -> None:
         try:
@@ -201,12 +231,8 @@ class PeerLinks:
             sock.close()
 
     async def _welcome(self, sock: socket.socket, host: str) -> None:
-        claimed = ""
-
-        def naming(name: str) -> None:
-            nonlocal claimed
-            claimed = name
-
+        claimed: list[str] = []
+        claims.set(claimed)
         connection = Connection(outgoing=False)
         try:
             async with asyncio.timeout(STEP):
@@ -214,15 +240,14 @@ class PeerLinks:
             if other is not None:
                 await other(sock)
                 return
-            certificates = [peer.certificate for peer in self._known if peer.certificate is not None]
-            context = server_context(self.identity, certificates, naming)
             async with asyncio.timeout(STEP):
                 await asyncio.get_running_loop().connect_accepted_socket(
-                    lambda: connection, sock, ssl=context, ssl_handshake_timeout=STEP, ssl_shutdown_timeout=CLOSING
-                )
+                    lambda: connection, sock, ssl=self.trust.server, ssl_handshake_timeout=STEP,
+                    ssl_shutdown_timeout=CLOSING,
+                )  # fmt: skip
         except (OSError, ValueError) as error:
             sock.close()
-            self._refuse(host, claimed, describe(error)[0])
+            self._refuse(host, "".join(claimed), describe(error)[0])
             return
         except asyncio.CancelledError:
             connection.give_up()
@@ -232,7 +257,7 @@ class PeerLinks:
         link = None if peer is None else self._links.get(peer.name)
         if link is None:
             connection.end("nobody knows it")
-            self._refuse(host, claimed, f"nobody here has the fingerprint {fingerprint}")
+            self._refuse(host, "".join(claimed), f"nobody here has the fingerprint {fingerprint}")
             return
         link.welcome(connection)
 

@@ -14,7 +14,7 @@ from typing import Any
 from xmigd.checkpoints.content import Chunks
 from xmigd.checkpoints.manifest import Chunk
 from xmigd.errors import Conflict, NotFound, ProtocolError, TooManyRequests, Unavailable, XmigError
-from xmigd.peers.certificates import client_context, fingerprint_of, server_name
+from xmigd.peers.certificates import fingerprint_of, server_name
 from xmigd.peers.known import KnownPeer, split_address
 from xmigd.peers.links import PeerLinks
 from xmigd.text import harmless
@@ -38,7 +38,7 @@ class Calls:
 
     def check_known(self, peer: str) -> KnownPeer:
         """Raises NotFound, Unavailable."""
-        found = next((link.peer for link in self._links.links() if link.peer.name == peer), None)
+        found = self._links.peer(peer)
         if found is None:
             raise NotFound(f"there is no peer {peer[:64]!r}", hint="xmigctl peer list lists them")
         if found.certificate is None:
@@ -120,13 +120,12 @@ class Calls:
         """To the peer and nobody else. Raises Unavailable."""
         with contextlib.ExitStack() as stack:
             try:
-                context = client_context(self._links.identity, peer.certificate)
                 sock = stack.enter_context(socket.create_connection(split_address(peer.address), STEP))
                 stack.enter_context(closing.of(sock))
                 prepare(sock)
                 sock.sendall(PREFIX)
                 wrapped = stack.enter_context(
-                    context.wrap_socket(sock, server_hostname=server_name(self._links.node))
+                    self._links.trust.client.wrap_socket(sock, server_hostname=server_name(self._links.node))
                 )  # fmt: skip
             except OSError as error:
                 raise lost(error) from None

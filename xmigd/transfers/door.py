@@ -17,7 +17,7 @@ from typing import Any
 
 from xmigd import log
 from xmigd.errors import ProtocolError, TooManyRequests, XmigError
-from xmigd.peers.certificates import fingerprint_of, server_context
+from xmigd.peers.certificates import fingerprint_of
 from xmigd.peers.links import PeerLinks
 from xmigd.text import harmless
 from xmigd.transfers.calls import as_answer
@@ -49,11 +49,9 @@ class Door:
     async def welcome(self, sock: socket.socket) -> None:
         """A connection whose first byte is ours. Returns once it is known who is there. Raises OSError, ValueError."""
         welcomed: asyncio.Future[None] = self._loop.create_future()
-        certificates = [link.peer.certificate for link in self._links.links() if link.peer.certificate is not None]
-        context = server_context(self._links.identity, certificates, lambda name: None)
         prepare(sock)
         sock.recv(len(PREFIX))
-        wrapped = context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+        wrapped = self._links.trust.server.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
         threading.Thread(target=self._serve, args=(wrapped, welcomed), daemon=True, name="transfer").start()
         try:
             async with asyncio.timeout(STEP):
@@ -71,7 +69,7 @@ class Door:
             self._report(welcomed, error)
             return
         fingerprint = fingerprint_of(wrapped.getpeercert(binary_form=True) or b"")
-        peer = next((link.peer.name for link in self._links.links() if link.peer.fingerprint == fingerprint), None)
+        peer = self._links.named(fingerprint)
         if peer is None:
             wrapped.close()
             self._report(welcomed, ValueError(f"nobody here has the fingerprint {fingerprint}"))
