@@ -66,6 +66,7 @@ from xmigd.jobs.service import Jobs
 from xmigd.leases.leases import leases_of
 from xmigd.memory.descriptor_store import DescriptorStore
 from xmigd.memory.fd_store import FdStore
+from xmigd.memory.kept import Kept
 from xmigd.metrics.collector import ProcessCollector, RequestCollector, WorkCollector
 from xmigd.metrics.counts import Counts
 from xmigd.metrics.requests import Requests
@@ -102,7 +103,7 @@ from xmigd.security.callers import operators_group
 from xmigd.security.tokens import Tokens
 from xmigd.servers.scopes import ManagerScopes, Scopes
 from xmigd.servers.server import ServerProgram
-from xmigd.settings import Settings
+from xmigd.settings import MIB, Settings
 from xmigd.sharing.neighbours import Neighbours
 from xmigd.sharing.rotation import Rotation
 from xmigd.sharing.service import Sharing
@@ -116,6 +117,7 @@ from xmigd.transfers.calls import Calls
 from xmigd.transfers.chunks import ChunkExchange
 from xmigd.transfers.departures import Departures
 from xmigd.transfers.door import Door
+from xmigd.transfers.keepers import Keepers
 from xmigd.transfers.service import Transfers
 from xmigd.webhooks.service import Webhooks
 
@@ -315,11 +317,19 @@ async def serve(settings: Settings) -> None:
             node=settings.node, supervisor=supervisor, operations=operations, moves=moves, departures=departures,
             reader=reader, leases=leases, controllers=lambda: settings.fleet_controllers.split(","),
         )  # fmt: skip
-        chunk_exchange = ChunkExchange(calls, supervisor.processes.get, lambda: supervisor.scopes.is_settled)
+        kept = Kept(settings.neighbour_copies_mib * MIB)
+        chunk_exchange = ChunkExchange(calls, supervisor.processes.get, lambda: supervisor.scopes.is_settled, kept)
         supervisor.fetch_chunks = chunk_exchange.fetch
+        keepers = Keepers(
+            settings.node, calls, kept, has_ranks=supervisor.has_ranks, held=supervisor.unique.held,
+            shares_job=supervisor.shares_job,
+        )  # fmt: skip
+        supervisor.unique.others = keepers
+        supervisor.nodes_left.add(keepers.forget)
         Door(
-            links, in_loop=orders.or_else(arrivals.in_loop), in_thread=chunk_exchange.or_else(arrivals.in_thread),
-            longest=arrivals.longest,
+            links, in_loop=orders.or_else(arrivals.in_loop),
+            in_thread=keepers.or_else(chunk_exchange.or_else(arrivals.in_thread)),
+            longest=keepers.longest(arrivals.longest),
         )  # fmt: skip
         sets = Sets(
             checkpoints=checkpoints, restoring=restoring, supervisor=supervisor, operations=operations, reader=reader,

@@ -1,0 +1,241 @@
+"""Ranks on two nodes that each have something of their own. It goes to host memory of their node, or to that of the
+other one, and from there to ranks that lose their devices; and never with what is wrong.
+
+The program (programs/replicas.py) compares all that it computes with a model: the same as an undisturbed run."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import harness
+from tests.collectives.conftest import enough
+from tests.collectives.nodes import RankNode, Ranks, cluster, kill
+from tests.collectives.test_far_replicas import DEVICES, begun, came, end, lose_all, of, recovered
+from tests.collectives.test_replicas import IN_A_SNAPSHOT, NOBODY, use_again
+from tests.namespaces import needs_networks
+
+pytestmark = needs_networks
+
+OWN = 6  # MiB of each rank
+HOLD = 60  # the step at which they wait
+RATE = 6  # MiB a second, from b to a
+CHUNK = 2 << 20
+SLOW = 20_000  # kilobits a second: 12 MiB take five seconds
+
+
+def usable(nodes: list[RankNode]) -> Iterator[list[RankNode]]:
+    yield nodes
+    for one in nodes:
+        one.network.plug()
+        if one.process is None:  # a test that failed has killed it
+            one.start()
+        for device in DEVICES.split(","):
+            use_again(one, device)
+
+
+@pytest.fixture(scope="module")
+def keeping(native_dir: Path) -> Iterator[list[RankNode]]:
+    """Nothing stays on the own node. The first one keeps what the second one sends, which has no room itself."""
+    of_each = {
+        "a": {"neighbour_copies_mib": 1024, "neighbour_copies_rate": 1000},
+        "b": {"neighbour_copies_mib": 4, "neighbour_copies_rate": RATE},
+    }
+    with cluster(native_dir, 2, devices=DEVICES, of_each=of_each) as made:
+        yield made
+
+
+@pytest.fixture
+def two(keeping: list[RankNode]) -> Iterator[list[RankNode]]:
+    yield from usable(keeping)
+
+
+def standing(nodes: list[RankNode], folder: Path, *arguments: object) -> Ranks:
+    """All wait in the middle, with a snapshot of all that they have, and no more are to come."""
+    ranks = Ranks(nodes, 2, folder, "replicas", 0, OWN, HOLD, *arguments)
+    harness.wait_until(lambda: all((folder / f"holds.{rank}").exists() for rank in range(4)), "all stand still", 60)
+    number, since = -1, 0.0
+
+    def rests() -> bool:
+        nonlocal number, since
+        rows = [row for _, row in ranks.processes()]
+        now = sum(row["snapshots"] or 0 for row in rows)
+        if now != number or any((row["live_bytes"] or 0) < (8 + OWN) << 20 for row in rows):
+            number, since = now, time.monotonic()
+        return time.monotonic() - since > 0.6
+
+    harness.wait_until(rests, "no more snapshots", 60)
+    return ranks
+
+
+def survive(node: RankNode, ranks: Ranks) -> bool:
+    """All of the node's ranks, the loss of their devices."""
+    rows = of(node, ranks)
+    return len(rows) == 2 and all(row["survives_device_loss"] for row in rows)
+
+
+def until_survive(node: RankNode, ranks: Ranks) -> None:
+    harness.wait_until(lambda: survive(node, ranks), f"they would survive: {of(node, ranks)}", 60)
+
+
+def goes_on(ranks: Ranks, folder: Path) -> None:
+    (folder / "go").touch()
+    recovered(ranks)
+    enough(folder)
+    end(ranks)
+    assert all(one.process.returncode == 0 for one in ranks.programs)
+
+
+def test_the_own_node_has_a_copy(native_dir: Path, tmp_path: Path) -> None:
+    """All devices of a node are lost, and what each rank alone had comes from host memory there."""
+    with cluster(native_dir, 2, devices=DEVICES, replica_copies_mib=1024) as two:
+        ranks = standing(two, tmp_path)
+        for one in two:
+            until_survive(one, ranks)
+            # What all ranks have has no copy: it is on the other node, too.
+            assert all(OWN << 20 <= row["replica_copy_bytes"] < (OWN + 6) << 20 for row in of(one, ranks))
+            assert all(row["neighbour"] is None for row in of(one, ranks))
+        lose_all(two[1], ranks)
+        goes_on(ranks, tmp_path)
+        assert two[1].log.read_text().count("were copied from host memory") == 2
+
+
+def test_the_next_node_has_a_copy(two: list[RankNode], tmp_path: Path) -> None:
+    """And not more than may be sent was sent at any time."""
+    keeper, losing = two
+    ranks = Ranks(two, 2, tmp_path, "replicas", 0, OWN, HOLD)
+
+    def sent() -> int:
+        return sum(row["neighbour_sent_bytes"] or 0 for row in of(losing, ranks))
+
+    began, before = time.monotonic(), sent()
+    seen: set[int] = set()
+
+    def all_survive() -> bool:
+        now = sent()
+        # The rate over the time since, and for each of the two ranks what is on its way at this moment.
+        assert now - before <= RATE * (1 << 20) * (time.monotonic() - began) + 3 * CHUNK * 2
+        seen.add(now)
+        return (tmp_path / "holds.0").exists() and survive(losing, ranks)
+
+    harness.wait_until(all_survive, f"they would survive: {of(losing, ranks)}", 60)
+    assert max(seen) - before >= 2 * OWN << 20
+    rows = of(losing, ranks)
+    assert all((row["neighbour"], row["neighbour_why"], row["neighbour_behind_bytes"]) == ("a", "", 0) for row in rows)
+    assert all(OWN << 20 <= row["neighbour_copy_bytes"] < (OWN + 6) << 20 for row in rows)
+    assert all(row["replica_copy_bytes"] == 0 for row in rows)
+    before_loss = came(losing)
+    lose_all(losing, ranks)
+    goes_on(ranks, tmp_path)
+    assert came(losing) >= before_loss + 2 * OWN
+    # The ranks have ended: nothing of them is kept.
+    harness.wait_until(lambda: not kept_by(keeper), "nothing is kept")
+
+
+def kept_by(node: RankNode) -> list[Path]:
+    """Memory that the node's daemon keeps of others."""
+    assert node.process is not None
+    found = []
+    for one in Path(f"/proc/{node.process.pid}/fd").iterdir():
+        try:
+            if "xmig-kept" in str(one.readlink()):
+                found.append(one)
+        except FileNotFoundError:
+            continue
+    return found
+
+
+def test_the_next_node_has_something_wrong(two: list[RankNode], tmp_path: Path) -> None:
+    keeper, losing = two
+    ranks = standing(two, tmp_path)
+    until_survive(losing, ranks)
+    memories = kept_by(keeper)
+    assert len(memories) == 2
+    for one in memories:
+        with one.open("r+b", buffering=0) as memory:
+            for at in range(0, one.stat().st_size, CHUNK):
+                memory.seek(at)
+                memory.write(b"\x55" * 100)
+    lose_all(losing, ranks)
+    (tmp_path / "go").touch()
+    end(ranks, NOBODY)
+    assert all(one.process.returncode != 0 for one in ranks.programs)
+    assert "they are not used" in losing.log.read_text()
+
+
+def test_the_next_node_has_no_room(two: list[RankNode], tmp_path: Path) -> None:
+    losing, _ = two
+    ranks = standing(two, tmp_path)
+
+    def are_refused() -> bool:
+        return all("room for" in (row["neighbour_why"] or "") for row in of(losing, ranks))
+
+    harness.wait_until(are_refused, f"there is no room: {of(losing, ranks)}", 60)
+    rows = of(losing, ranks)
+    assert all(row["survives_device_loss"] is False for row in rows)
+    assert all(row["neighbour_copy_bytes"] == 0 and row["neighbour_behind_bytes"] >= OWN << 20 for row in rows)
+    lose_all(losing, ranks)
+    (tmp_path / "go").touch()
+    end(ranks, NOBODY)
+    assert all(one.process.returncode != 0 for one in ranks.programs)
+
+
+@pytest.mark.parametrize("what", ["its daemon", "the daemon that sends", "the connection"])
+def test_something_fails_while_it_is_sent(two: list[RankNode], tmp_path: Path, what: str) -> None:
+    """What is sent later is all there."""
+    keeper, losing = two
+    losing.network.slow(SLOW)
+    try:
+        ranks = standing(two, tmp_path)
+        if what == "the connection":
+            with losing.network.unplugged():
+                losing.until(keeper.name, "unreachable")
+        else:
+            daemon = keeper if what == "its daemon" else losing
+            daemon.kill()
+            daemon.start()
+    finally:
+        losing.network.fast()
+    if what == "the daemon that sends":  # it knows nothing of the last round, and what was there may not be all
+        (tmp_path / "go").touch()
+        harness.wait_until(lambda: survive_or_failed(losing, ranks), "they would survive", 60)
+    else:
+        until_survive(losing, ranks)
+    lose_all(losing, ranks)
+    (tmp_path / "go").touch()
+    recovered_or_failed(ranks)
+    enough(tmp_path)
+    if what == "the daemon that sends":
+        end(ranks, NOBODY, IN_A_SNAPSHOT)  # the devices may be lost at a later round than the one that was sent
+    else:
+        end(ranks)
+        assert all(one.process.returncode == 0 for one in ranks.programs)
+
+
+def survive_or_failed(node: RankNode, ranks: Ranks) -> bool:
+    return any(one.process.poll() is not None for one in ranks.programs) or survive(node, ranks)
+
+
+def recovered_or_failed(ranks: Ranks) -> None:
+    harness.wait_until(
+        lambda: any(one.process.poll() is not None for one in ranks.programs) or ranks.recoveries() >= 1,
+        "they are recovered, or have ended", 60,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_what_changes_meanwhile(two: list[RankNode], tmp_path: Path, seed: int) -> None:
+    """Devices are lost when the next node has all, or at any time; what it has of an earlier round is never used."""
+    chance = random.Random(seed)
+    ranks, losing = begun(two, tmp_path, 0, OWN), two[1]
+    time.sleep(chance.uniform(0, 0.5))
+    lose_all(losing, ranks)
+    if seed:
+        kill(of(two[0], ranks)[0]["server_pid"])
+    recovered_or_failed(ranks)
+    enough(tmp_path)
+    end(ranks, NOBODY, IN_A_SNAPSHOT)
