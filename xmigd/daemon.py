@@ -66,7 +66,7 @@ from xmigd.jobs.service import Jobs
 from xmigd.leases.leases import leases_of
 from xmigd.memory.descriptor_store import DescriptorStore
 from xmigd.memory.fd_store import FdStore
-from xmigd.memory.kept import Kept
+from xmigd.memory.retained import Retained
 from xmigd.metrics.collector import ProcessCollector, RequestCollector, WorkCollector
 from xmigd.metrics.counts import Counts
 from xmigd.metrics.requests import Requests
@@ -117,7 +117,7 @@ from xmigd.transfers.calls import Calls
 from xmigd.transfers.chunks import ChunkExchange
 from xmigd.transfers.departures import Departures
 from xmigd.transfers.door import Door
-from xmigd.transfers.keepers import Keepers
+from xmigd.transfers.neighbours import NeighbourExchange
 from xmigd.transfers.service import Transfers
 from xmigd.webhooks.service import Webhooks
 
@@ -317,19 +317,19 @@ async def serve(settings: Settings) -> None:
             node=settings.node, supervisor=supervisor, operations=operations, moves=moves, departures=departures,
             reader=reader, leases=leases, controllers=lambda: settings.fleet_controllers.split(","),
         )  # fmt: skip
-        kept = Kept(settings.neighbour_copies_mib * MIB)
-        chunk_exchange = ChunkExchange(calls, supervisor.processes.get, lambda: supervisor.scopes.is_settled, kept)
+        retained = Retained(settings.neighbour_copies_mib * MIB)
+        chunk_exchange = ChunkExchange(calls, supervisor.processes.get, lambda: supervisor.scopes.is_settled, retained)
         supervisor.fetch_chunks = chunk_exchange.fetch
-        keepers = Keepers(
-            settings.node, calls, kept, has_ranks=supervisor.has_ranks, held=supervisor.unique.held,
+        neighbour_exchange = NeighbourExchange(
+            settings.node, calls, retained, has_ranks=supervisor.has_ranks, held=supervisor.unique.held,
             shares_job=supervisor.shares_job,
         )  # fmt: skip
-        supervisor.unique.others = keepers
-        supervisor.nodes_left.add(keepers.forget)
+        supervisor.unique.others = neighbour_exchange
+        supervisor.nodes_left.add(neighbour_exchange.forget)
         Door(
             links, in_loop=orders.or_else(arrivals.in_loop),
-            in_thread=keepers.or_else(chunk_exchange.or_else(arrivals.in_thread)),
-            longest=keepers.longest(arrivals.longest),
+            in_thread=neighbour_exchange.or_else(chunk_exchange.or_else(arrivals.in_thread)),
+            longest=neighbour_exchange.longest(arrivals.longest),
         )  # fmt: skip
         sets = Sets(
             checkpoints=checkpoints, restoring=restoring, supervisor=supervisor, operations=operations, reader=reader,

@@ -133,16 +133,16 @@ def test_the_next_node_has_a_copy(two: list[RankNode], tmp_path: Path) -> None:
     goes_on(ranks, tmp_path)
     assert came(losing) >= before_loss + 2 * OWN
     # The ranks have ended: nothing of them is kept.
-    harness.wait_until(lambda: not kept_by(keeper), "nothing is kept")
+    harness.wait_until(lambda: not retained_by(keeper), "nothing is kept")
 
 
-def kept_by(node: RankNode) -> list[Path]:
+def retained_by(node: RankNode) -> list[Path]:
     """Memory that the node's daemon keeps of others."""
     assert node.process is not None
     found = []
     for one in Path(f"/proc/{node.process.pid}/fd").iterdir():
         try:
-            if "xmig-kept" in str(one.readlink()):
+            if "xmig-retained" in str(one.readlink()):
                 found.append(one)
         except FileNotFoundError:
             continue
@@ -153,7 +153,7 @@ def test_the_next_node_has_something_wrong(two: list[RankNode], tmp_path: Path) 
     keeper, losing = two
     ranks = standing(two, tmp_path)
     until_survive(losing, ranks)
-    memories = kept_by(keeper)
+    memories = retained_by(keeper)
     assert len(memories) == 2
     for one in memories:
         with one.open("r+b", buffering=0) as memory:

@@ -14,12 +14,12 @@ import pytest
 
 from xmigd.errors import Conflict, Forbidden, NotFound, ProtocolError, Unavailable, XmigError
 from xmigd.ipc import messages as m
-from xmigd.memory.kept import Kept
+from xmigd.memory.retained import Retained
 from xmigd.supervisor.far_chunks import FarChunks, FarRank, Found, room_for
 from xmigd.transfers.calls import answered
 from xmigd.transfers.chunks import ChunkExchange
 
-NOTHING = Kept(0)
+NOTHING = Retained(0)
 ONE = FarRank("b", "1" * 32)
 CHUNKS = [(0x1000, 2**64 - 1), (0x2000, 7), (0x3000, 9)]
 CONTENT = bytes(range(256)) * (m.CHUNK // 256)

@@ -465,7 +465,7 @@ class Process(ProcessState):
                     if handle.kind == "shadow":
                         server.send(m.pack_replica(handle.message), (handle.fd,))
         if self.neighbour_copy is not None:  # first: it may have all that is missing
-            far = [FarRank(self.neighbour_copy.node, self.row.id, kept=True), *far]
+            far = [FarRank(self.neighbour_copy.node, self.row.id, retained=True), *far]
         self.far_chunks.named(number, far)
         server.send(m.pack("replicas_named", far=len(far)))
 

@@ -39,11 +39,11 @@ class Others(Protocol):
         """For each, 1 if a rank there has it in its snapshot of this round."""
         ...
 
-    async def keep(self, node: str, nodes: str, process: str, hashes: Sequence[int]) -> bytes:
+    async def retain(self, node: str, nodes: str, process: str, hashes: Sequence[int]) -> bytes:
         """Of a process of this node these chunks are to be kept, and no others. For each, 1 if it is to be sent."""
         ...
 
-    async def give(self, node: str, nodes: str, process: str, hashes: Sequence[int], memory: Fd) -> None:
+    async def send_content(self, node: str, nodes: str, process: str, hashes: Sequence[int], memory: Fd) -> None:
         """Content of these, one behind the other in `memory`."""
         ...
 
@@ -243,7 +243,7 @@ class UniqueCopies:
         node, nodes, name = copy.node, process.job.nodes or "", process.row.id
         hashes = list(unique)
         copy.bytes = 0
-        bits = await self._reach().keep(node, nodes, name, hashes)
+        bits = await self._reach().retain(node, nodes, name, hashes)
         lacking = [(unique[one], one) for one, bit in zip(hashes, bits, strict=True) if bit]
         copy.bytes = (len(hashes) - len(lacking)) * m.CHUNK
         missed = 0
@@ -256,7 +256,7 @@ class UniqueCopies:
                 if given and self._budget is not None:
                     await asyncio.sleep(self._budget.wait(len(given) * m.CHUNK, time.monotonic()))
                     copy.sent_bytes += len(given) * m.CHUNK
-                    await self._reach().give(node, nodes, name, given, found.memory)
+                    await self._reach().send_content(node, nodes, name, given, found.memory)
             copy.bytes += len(given) * m.CHUNK
             missed += found.examined - len(given)  # of a snapshot that has been replaced
             lacking = lacking[found.examined :]
@@ -268,7 +268,7 @@ class UniqueCopies:
     async def _forget(self, process: Process) -> None:
         if (copy := process.neighbour_copy) is not None:
             with contextlib.suppress(XmigError):
-                await self._reach().keep(copy.node, process.job.nodes or "", process.row.id, ())
+                await self._reach().retain(copy.node, process.job.nodes or "", process.row.id, ())
 
     def _note(self, process: Process, copy: NeighbourCopy, why: str) -> None:
         if why and why != copy.why:

@@ -47,7 +47,7 @@ class _Part:
         return sorted(set(range(len(self.wanted))) - set(self.places.values()), reverse=True)
 
 
-class Kept:
+class Retained:
     def __init__(self, most_bytes: int) -> None:
         self._most = most_bytes
         self._lock = threading.Lock()
@@ -64,7 +64,7 @@ class Kept:
         with self._lock:
             return self._reserved()
 
-    def keep(self, owner: Owner, hashes: Sequence[int]) -> bytes:
+    def retain(self, owner: Owner, hashes: Sequence[int]) -> bytes:
         """Of a process, these chunks and no others: all of them or none, for a part would be of no use. For each, 1 if
         it is not there. Raises Conflict: there is no room for all; what was there is gone then."""
         wanted = frozenset(hashes)
@@ -78,7 +78,7 @@ class Kept:
                     hint="an operator of that node sets neighbour_copies_mib",
                 )  # fmt: skip
             try:
-                part = part or _Part(Fd(os.memfd_create("xmig-kept", os.MFD_CLOEXEC)))
+                part = part or _Part(Fd(os.memfd_create("xmig-retained", os.MFD_CLOEXEC)))
                 part.become(wanted)
             except OSError as error:
                 raise Unavailable(f"host memory for chunks cannot be made: {error.strerror}") from None
@@ -90,7 +90,7 @@ class Kept:
         with self._lock:
             part = self._parts.get(owner)
             if part is None or not part.wanted.issuperset(hashes):
-                raise Unavailable("these chunks are not to be kept here", code="not_kept")
+                raise Unavailable("these chunks are not to be kept here")
             free = part.free()
             try:
                 for number, one in enumerate(hashes):

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from xmigd.errors import Forbidden, ProtocolError, Unavailable
 from xmigd.ipc import messages as m
 from xmigd.ipc.fds import Fd
-from xmigd.memory.kept import Kept, Owner
+from xmigd.memory.retained import Owner, Retained
 from xmigd.supervisor.unique import MOST_CHUNKS, after
 from xmigd.transfers.calls import Calls
 from xmigd.transfers.door import Quick
@@ -39,43 +39,50 @@ class _Request(BaseModel):
     nodes: Annotated[str, Field(max_length=4096)]
 
 
-class AskHeld(_Request):
+class HeldRequest(_Request):
     """Hashes follow. Answered with a byte for each: 1, if a rank has it at this round."""
 
     op: Literal["held"] = "held"
     round: m.RoundNumber
 
 
-class Keep(_Request):
+class RetainRequest(_Request):
     """Hashes follow: of this process these are to be kept, and no others. A byte for each: 1, if it is to be sent."""
 
-    op: Literal["keep"] = "keep"
+    op: Literal["retain"] = "retain"
     process: m.JobId
 
 
-class Give(_Request):
+class ContentRequest(_Request):
     """Content follows, of each of these."""
 
-    op: Literal["give"] = "give"
+    op: Literal["content"] = "content"
     process: m.JobId
     hashes: Annotated[tuple[m.Hash, ...], Field(min_length=1, max_length=m.CHUNKS_AT_ONCE)]
 
 
-_adapter: TypeAdapter[AskHeld | Keep | Give] = TypeAdapter(
-    Annotated[AskHeld | Keep | Give, Field(discriminator="op")]
+_adapter: TypeAdapter[HeldRequest | RetainRequest | ContentRequest] = TypeAdapter(
+    Annotated[HeldRequest | RetainRequest | ContentRequest, Field(discriminator="op")]
 )  # fmt: skip
 
 
-class Keepers:
+class NeighbourExchange:
     """Both halves, of one node."""
 
     def __init__(
-        self, node: str, calls: Calls, kept: Kept, *, has_ranks: HasRanks, held: Held, shares_job: Callable[[str], bool]
+        self,
+        node: str,
+        calls: Calls,
+        retained: Retained,
+        *,
+        has_ranks: HasRanks,
+        held: Held,
+        shares_job: Callable[[str], bool],
     ) -> None:
         """`shares_job`: has a job ranks here and on this peer?"""
         self._node = node
         self._calls = calls
-        self._kept = kept
+        self._retained = retained
         self._has_ranks = has_ranks
         self._held = held
         self._shares_job = shares_job
@@ -85,15 +92,15 @@ class Keepers:
 
     async def held(self, node: str, nodes: str, round: int, hashes: Sequence[int]) -> bytes:
         """Raises Unavailable, ProtocolError, Conflict."""
-        return await self._bits(node, AskHeld(nodes=nodes, round=round), hashes)
+        return await self._bits(node, HeldRequest(nodes=nodes, round=round), hashes)
 
-    async def keep(self, node: str, nodes: str, process: str, hashes: Sequence[int]) -> bytes:
+    async def retain(self, node: str, nodes: str, process: str, hashes: Sequence[int]) -> bytes:
         """Raises Unavailable: not now; ProtocolError, Conflict."""
-        return await self._bits(node, Keep(nodes=nodes, process=process), hashes)
+        return await self._bits(node, RetainRequest(nodes=nodes, process=process), hashes)
 
-    async def give(self, node: str, nodes: str, process: str, hashes: Sequence[int], memory: Fd) -> None:
-        """Raises as `keep`."""
-        request = Give(nodes=nodes, process=process, hashes=tuple(hashes))
+    async def send_content(self, node: str, nodes: str, process: str, hashes: Sequence[int], memory: Fd) -> None:
+        """Raises as `retain`."""
+        request = ContentRequest(nodes=nodes, process=process, hashes=tuple(hashes))
         content = await asyncio.to_thread(os.pread, memory.fileno(), len(hashes) * m.CHUNK, 0)
         await self._exchange(node, request, content)
 
@@ -120,7 +127,7 @@ class Keepers:
         def longest(peer: str) -> int:
             if not self._shares_job(peer):
                 return others(peer)
-            return max(others(peer), MOST_CHUNKS * HASH, m.CHUNKS_AT_ONCE * m.CHUNK if self._kept.bound else 0)
+            return max(others(peer), MOST_CHUNKS * HASH, m.CHUNKS_AT_ONCE * m.CHUNK if self._retained.bound else 0)
 
         return longest
 
@@ -128,7 +135,7 @@ class Keepers:
         """What peers request, in the thread of the connection: this, or what `others` handle."""
 
         def handle(peer: str, request: dict[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes] | None:
-            if request.get("op") not in ("held", "keep", "give"):
+            if request.get("op") not in ("held", "retain", "content"):
                 return others(peer, request, payload)
             try:
                 wanted = _adapter.validate_json(json.dumps(request))
@@ -138,32 +145,32 @@ class Keepers:
 
         return handle
 
-    def _answer(self, peer: str, wanted: AskHeld | Keep | Give, payload: bytes) -> bytes:
+    def _answer(self, peer: str, wanted: HeldRequest | RetainRequest | ContentRequest, payload: bytes) -> bytes:
         match wanted:
-            case AskHeld(nodes=nodes, round=round):
+            case HeldRequest(nodes=nodes, round=round):
                 self._check(peer, nodes)
                 hashes = _hashes(payload)
                 return self._in_loop(self._held(nodes, round, hashes))
-            case Keep(nodes=nodes, process=process):
+            case RetainRequest(nodes=nodes, process=process):
                 if not payload:  # it has ended: also after all ranks here have
-                    return self._kept.keep(Owner(peer, nodes, process), ())
+                    return self._retained.retain(Owner(peer, nodes, process), ())
                 self._check(peer, nodes, next_only=True)
-                lacking = self._kept.keep(Owner(peer, nodes, process), _hashes(payload))
+                lacking = self._retained.retain(Owner(peer, nodes, process), _hashes(payload))
                 try:
                     self._check(peer, nodes, next_only=True)
                 except Unavailable:  # the last rank here has ended meanwhile, and nobody else forgets it
                     self.forget(nodes)
                     raise
                 return lacking
-            case Give(nodes=nodes, process=process, hashes=hashes):
+            case ContentRequest(nodes=nodes, process=process, hashes=hashes):
                 if len(payload) != len(hashes) * m.CHUNK:
                     raise ProtocolError("content of another length than its chunks have")
-                self._kept.put(Owner(peer, nodes, process), hashes, payload)
+                self._retained.put(Owner(peer, nodes, process), hashes, payload)
                 return b""
 
     def forget(self, nodes: str) -> None:
         """No job with these nodes has ranks here any more."""
-        self._kept.forget(lambda owner: owner.nodes == nodes)
+        self._retained.forget(lambda owner: owner.nodes == nodes)
 
     def _check(self, peer: str, nodes: str, *, next_only: bool = False) -> None:
         """Raises Forbidden, Unavailable."""

@@ -16,11 +16,11 @@ import pytest
 
 from xmigd.errors import Conflict, Forbidden, ProtocolError, Unavailable, XmigError
 from xmigd.ipc import messages as m
-from xmigd.memory.kept import Kept, Owner
+from xmigd.memory.retained import Owner, Retained
 from xmigd.supervisor.far_chunks import FarRank, room_for
 from xmigd.supervisor.unique import Budget, UniqueCopies, after
 from xmigd.transfers.chunks import ChunkExchange
-from xmigd.transfers.keepers import Keepers
+from xmigd.transfers.neighbours import NeighbourExchange
 
 PROCESS = "1" * 32
 OWNER = Owner("a", "a,b", PROCESS)
@@ -34,46 +34,46 @@ def content(one: int) -> bytes:
 
 def test_what_is_kept_is_found_whatever_came_before() -> None:
     """Chunks come and go between rounds; what stays is not sent again."""
-    chance, kept, there = random.Random(3), Kept(16 * m.CHUNK), set[int]()
+    chance, retained, there = random.Random(3), Retained(16 * m.CHUNK), set[int]()
     for _ in range(40):
         wanted = chance.sample(range(30), chance.randrange(1, 16))
-        lacking = kept.keep(OWNER, wanted)
+        lacking = retained.retain(OWNER, wanted)
         assert [bool(bit) for bit in lacking] == [one not in there for one in wanted]
         there &= set(wanted)
         sent = chance.sample(wanted, chance.randrange(len(wanted) + 1))
         if sent:
-            kept.put(OWNER, sent, b"".join(map(content, sent)))
+            retained.put(OWNER, sent, b"".join(map(content, sent)))
         there |= set(sent)
-        examined, found, memory = kept.find(OWNER, [(0, one) for one in range(30)])
+        examined, found, memory = retained.find(OWNER, [(0, one) for one in range(30)])
         assert (examined, set(found)) == (30, there)
         assert memory == b"".join(map(content, found))
-        assert kept.reserved == len(wanted) * m.CHUNK
+        assert retained.reserved == len(wanted) * m.CHUNK
 
 
 def test_there_is_room_for_all_or_for_none() -> None:
-    kept, other = Kept(3 * m.CHUNK), Owner("c", "c,b", PROCESS)
-    kept.keep(OWNER, [1, 2])
-    kept.put(OWNER, [1], content(1))
+    retained, other = Retained(3 * m.CHUNK), Owner("c", "c,b", PROCESS)
+    retained.retain(OWNER, [1, 2])
+    retained.put(OWNER, [1], content(1))
     with pytest.raises(Conflict, match="room for 2 MiB"):
-        kept.keep(other, [1, 2])
+        retained.retain(other, [1, 2])
     with pytest.raises(Unavailable, match="not to be kept"):
-        kept.put(other, [1], content(1))
+        retained.put(other, [1], content(1))
     with pytest.raises(Unavailable, match="not to be kept"):
-        kept.put(OWNER, [3], content(3))
-    assert kept.find(other, [(0, 1)]) == (1, (), b"")
-    kept.keep(OWNER, [])
-    assert kept.find(OWNER, [(0, 1)]) == (1, (), b"")
-    assert kept.keep(other, [1, 2, 3]) == b"\1\1\1"
-    kept.forget(lambda owner: owner.nodes == "c,b")
-    assert kept.reserved == 0
+        retained.put(OWNER, [3], content(3))
+    assert retained.find(other, [(0, 1)]) == (1, (), b"")
+    retained.retain(OWNER, [])
+    assert retained.find(OWNER, [(0, 1)]) == (1, (), b"")
+    assert retained.retain(other, [1, 2, 3]) == b"\1\1\1"
+    retained.forget(lambda owner: owner.nodes == "c,b")
+    assert retained.reserved == 0
 
 
 def test_one_answer_takes_so_many_chunks() -> None:
-    kept = Kept(40 * m.CHUNK)
-    kept.keep(OWNER, range(20))
+    retained = Retained(40 * m.CHUNK)
+    retained.retain(OWNER, range(20))
     for first in (0, 10):
-        kept.put(OWNER, range(first, first + 10), b"".join(map(content, range(first, first + 10))))
-    examined, found, memory = kept.find(OWNER, [(0, one) for one in range(20)])
+        retained.put(OWNER, range(first, first + 10), b"".join(map(content, range(first, first + 10))))
+    examined, found, memory = retained.find(OWNER, [(0, one) for one in range(20)])
     assert (examined, found, len(memory)) == (16, tuple(range(16)), 16 * m.CHUNK)
 
 
@@ -102,7 +102,7 @@ class Net:
 
     def __init__(self, most: int = 8) -> None:
         calls: Any = SimpleNamespace(exchange=self.exchange)
-        self.kept = Kept(most * m.CHUNK)
+        self.retained = Retained(most * m.CHUNK)
         self.ranks = {"a,b"}
         self.asked: list[tuple[str, int]] = []
 
@@ -111,13 +111,13 @@ class Net:
             return bytes(one % 2 for one in hashes)
 
         nothing: Any = None
-        self.a = Keepers("a", calls, Kept(0), has_ranks=bool, held=held, shares_job=bool)
-        self.b = Keepers(
-            "b", nothing, self.kept, has_ranks=lambda nodes: nodes in self.ranks, held=held,
+        self.a = NeighbourExchange("a", calls, Retained(0), has_ranks=bool, held=held, shares_job=bool)
+        self.b = NeighbourExchange(
+            "b", nothing, self.retained, has_ranks=lambda nodes: nodes in self.ranks, held=held,
             shares_job=lambda peer: peer == "a",
         )  # fmt: skip
         other: Any = lambda *_: ({"other": 1}, b"")  # noqa: E731
-        exchange = ChunkExchange(calls, {}.get, lambda: True, self.kept)
+        exchange = ChunkExchange(calls, lambda id: None, lambda: True, self.retained)
         self.handle = self.b.or_else(exchange.or_else(other))
         self.chunks = exchange
 
@@ -139,67 +139,67 @@ def test_one_node_sends_and_gets_back() -> None:
         hashes = [2**64 - 1, 4, 5]
         assert await net.a.held("b", "a,b", 77, hashes) == b"\1\0\1"
         assert net.asked == [("a,b", 77)]
-        assert await net.a.keep("b", "a,b", PROCESS, hashes) == b"\1\1\1"
+        assert await net.a.retain("b", "a,b", PROCESS, hashes) == b"\1\1\1"
         memory = room_for([(0, 0)] * 2)
         os.pwrite(memory.fileno(), content(4) + content(5), 0)
-        await net.a.give("b", "a,b", PROCESS, [4, 5], memory)
-        assert await net.a.keep("b", "a,b", PROCESS, hashes) == b"\1\0\0"
-        rank = FarRank("b", PROCESS, kept=True)
+        await net.a.send_content("b", "a,b", PROCESS, [4, 5], memory)
+        assert await net.a.retain("b", "a,b", PROCESS, hashes) == b"\1\0\0"
+        rank = FarRank("b", PROCESS, retained=True)
         found = await net.chunks.fetch(rank, "a,b", [(0, 4), (1, 6), (2, 5)])
         assert (found.examined, found.found) == (3, (0, 2))
         assert os.pread(found.memory.fileno(), 2 * m.CHUNK, 0) == content(4) + content(5)
         # Of nobody else's process, and of no other job.
         for peer, nodes in (("c", "a,b"), ("a", "a,b,c")):
-            body = {"op": "chunks", "nodes": nodes, "process": PROCESS, "chunks": [[0, 4]], "kept": True}
+            body = {"op": "chunks", "nodes": nodes, "process": PROCESS, "chunks": [[0, 4]], "retained": True}
             assert await asyncio.to_thread(net.request, peer, body) == ({"examined": 1, "found": []}, b"")
-        await net.a.keep("b", "a,b", PROCESS, ())
-        assert net.kept.reserved == 0
+        await net.a.retain("b", "a,b", PROCESS, ())
+        assert net.retained.reserved == 0
 
     asyncio.run(asyncio.wait_for(test(), 20))
 
 
-def test_who_may_have_something_kept() -> None:
+def test_who_may_have_something_retained() -> None:
     async def test() -> None:
         net = Net()
         some = array("Q", [1, 2]).tobytes()
-        keep: dict[str, Any] = {"op": "keep", "nodes": "a,b", "process": PROCESS}
-        give = {"op": "give", "nodes": "a,b", "process": PROCESS, "hashes": [1]}
+        retain: dict[str, Any] = {"op": "retain", "nodes": "a,b", "process": PROCESS}
+        send = {"op": "content", "nodes": "a,b", "process": PROCESS, "hashes": [1]}
         held = {"op": "held", "nodes": "a,b", "round": 3}
         refusals: list[tuple[str, dict[str, Any], bytes, type[XmigError]]] = [
-            ("c", keep, some, Forbidden), ("b", keep, some, Forbidden),
-            ("a", keep | {"nodes": "a,c,b"}, some, Forbidden),
-            ("a", keep | {"nodes": "a,b,c"}, some, Unavailable), ("a", keep, some[:-1], ProtocolError),
-            ("a", keep | {"process": "../x"}, some, ProtocolError), ("a", keep | {"more": 1}, some, ProtocolError),
-            ("a", keep, array("Q", range(9)).tobytes(), Conflict), ("a", give, content(1), Unavailable),
-            ("a", give, content(1)[:-1], ProtocolError), ("a", give | {"hashes": []}, b"", ProtocolError),
-            ("a", give | {"hashes": [2**64]}, content(1), ProtocolError), ("c", held, some, Forbidden),
+            ("c", retain, some, Forbidden), ("b", retain, some, Forbidden),
+            ("a", retain | {"nodes": "a,c,b"}, some, Forbidden),
+            ("a", retain | {"nodes": "a,b,c"}, some, Unavailable), ("a", retain, some[:-1], ProtocolError),
+            ("a", retain | {"process": "../x"}, some, ProtocolError), ("a", retain | {"more": 1}, some, ProtocolError),
+            ("a", retain, array("Q", range(9)).tobytes(), Conflict), ("a", send, content(1), Unavailable),
+            ("a", send, content(1)[:-1], ProtocolError), ("a", send | {"hashes": []}, b"", ProtocolError),
+            ("a", send | {"hashes": [2**64]}, content(1), ProtocolError), ("c", held, some, Forbidden),
             ("a", held | {"round": 0}, some, ProtocolError), ("a", held, b"", ProtocolError),
             ("a", held | {"nodes": "a,b,c"}, some, Unavailable),
         ]  # fmt: skip
         for peer, body, payload, error in refusals:
             with pytest.raises(error):
                 await asyncio.to_thread(net.request, peer, body, payload)
-        assert net.kept.reserved == 0
+        assert net.retained.reserved == 0
         assert net.request("a", {"op": "piece"}) == ({"other": 1}, b"")
         assert [net.b.longest(lambda peer: 7)(peer) for peer in "ac"] == [32 * MIB, 7]
 
     asyncio.run(asyncio.wait_for(test(), 20))
 
 
-def test_the_last_rank_ends_while_something_is_to_be_kept() -> None:
+def test_the_last_rank_ends_while_something_is_to_be_retained() -> None:
     async def test() -> None:
         net = Net()
-        keep = net.kept.keep
+        retain = net.retained.retain
 
-        def keep_and_end(owner: Owner, hashes: Sequence[int]) -> bytes:
+        def retain_and_end(owner: Owner, hashes: Sequence[int]) -> bytes:
             net.ranks.clear()
             net.b.forget("a,b")
-            return keep(owner, hashes)
+            return retain(owner, hashes)
 
-        net.kept.keep = keep_and_end  # type: ignore[method-assign]
+        net.retained.retain = retain_and_end  # type: ignore[method-assign]
         with pytest.raises(Unavailable):
-            await net.a.keep("b", "a,b", PROCESS, [1])
-        assert net.kept.reserved == 0
+            await net.a.retain("b", "a,b", PROCESS, [1])
+        assert net.retained.reserved == 0
 
     asyncio.run(asyncio.wait_for(test(), 20))
 
@@ -210,7 +210,7 @@ def test_what_is_no_answer(bits: bytes) -> None:
         net = Net()
         net.handle = lambda *_: ({}, bits)
         with pytest.raises(ProtocolError):
-            await net.a.keep("b", "a,b", PROCESS, [1, 2])
+            await net.a.retain("b", "a,b", PROCESS, [1, 2])
 
     asyncio.run(asyncio.wait_for(test(), 20))
 
