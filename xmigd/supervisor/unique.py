@@ -12,7 +12,7 @@ import contextlib
 import os
 import time
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -141,8 +141,8 @@ class UniqueCopies:
             if sending.task is not None:
                 sending.task.cancel()
 
-    async def held(self, nodes: str, round: int, hashes: Sequence[int]) -> bytes:
-        """For another node: for each, 1 if a rank here has it in its snapshot of this round. Raises Unavailable."""
+    async def held(self, nodes: str, round: int) -> frozenset[int]:
+        """For another node: what ranks here have in their snapshots of this round. Raises Unavailable."""
         if self._held.get(nodes, (0, frozenset()))[0] != round:
             members = [one for one in self._processes.values() if one.job.nodes == nodes]
             at_it = [one for one in members if one.last_snapshot is not None and one.last_snapshot.round == round]
@@ -150,9 +150,8 @@ class UniqueCopies:
                 tables = await _tables(at_it)
             except (Unreadable, OSError) as error:
                 raise Unavailable(f"a snapshot cannot be read: {error}") from None
-            self._held[nodes] = round, frozenset(one for table in tables for one in table)
-        there = self._held[nodes][1]
-        return bytes(one in there for one in hashes)
+            self._held[nodes] = round, await asyncio.to_thread(frozenset[int]().union, *tables)
+        return self._held[nodes][1]
 
     def forget(self, nodes: str) -> None:
         """There are no processes of such jobs here any more."""
@@ -171,25 +170,21 @@ class UniqueCopies:
             logger.debug("it is not known what only one device has", round=round, why=str(error))
             return
         by_name = {one.row.id: table for one, table in zip(members, tables, strict=True)}
-        unique: dict[str, Table] = {}
-        for process in members:
-            others = [by_name[one.row.id] for one in _apart(process, members)]
-            table = by_name[process.row.id]
-            unique[process.row.id] = {one: at for one, at in table.items() if not any(one in each for each in others)}
-        elsewhere = await self._elsewhere(nodes, round, {one for table in unique.values() for one in table})
-        memory = _as_memory(elsewhere)
-        for process, snapshot in zip(members, snapshots, strict=True):
-            if process.last_snapshot is not snapshot or snapshot is None:
-                continue
-            process.copy_unique(_apart(process, members), self._share(), memory)
-            mine = {one: at for one, at in unique[process.row.id].items() if one not in elsewhere}
-            self._send(process, snapshot.number, mine)
+        apart = [[by_name[other.row.id] for other in _apart(one, members)] for one in members]
+        unique = await asyncio.to_thread(lambda: [_without(*each) for each in zip(tables, apart, strict=True)])
+        elsewhere = await self._elsewhere(nodes, round, unique)
+        memory = await asyncio.to_thread(_as_memory, elsewhere)
+        unique = await asyncio.to_thread(lambda: [_without(table, [elsewhere]) for table in unique])
+        for process, snapshot, mine in zip(members, snapshots, unique, strict=True):
+            if process.last_snapshot is snapshot is not None:
+                process.copy_unique(_apart(process, members), self._share(), memory)
+                self._send(process, snapshot.number, mine)
 
-    async def _elsewhere(self, nodes: str, round: int, hashes: set[int]) -> set[int]:
-        """Which of these ranks of other nodes have. A node that does not answer has none."""
+    async def _elsewhere(self, nodes: str, round: int, tables: Sequence[Table]) -> set[int]:
+        """What of these ranks of other nodes have. A node that does not answer has nothing."""
         found: set[int] = set()
         for node in after(self._node, nodes):
-            wanted = list(hashes - found)
+            wanted = await asyncio.to_thread(lambda: list(set[int]().union(*tables) - found))
             for at in range(0, len(wanted), MOST_CHUNKS):
                 some = wanted[at : at + MOST_CHUNKS]
                 try:
@@ -280,6 +275,10 @@ def _apart(process: Process, members: Sequence[Process]) -> list[Process]:
     """Those on other devices: what is on one is lost together."""
     mine = set(devices_of(process.row.device))
     return [one for one in members if one is not process and mine.isdisjoint(devices_of(one.row.device))]
+
+
+def _without(table: Table, others: Iterable[Container[int]]) -> Table:
+    return {one: at for one, at in table.items() if not any(one in other for other in others)}
 
 
 async def _tables(members: Iterable[Process]) -> list[Table]:

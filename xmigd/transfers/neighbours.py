@@ -29,7 +29,7 @@ PATIENCE = 10.0  # seconds, for an answer of the loop
 HASH = 8  # bytes
 
 HasRanks = Callable[[str], bool]  # of jobs with these nodes
-Held = Callable[[str, int, Sequence[int]], Coroutine[Any, Any, bytes]]
+Held = Callable[[str, int], Coroutine[Any, Any, frozenset[int]]]
 T = TypeVar("T")
 
 
@@ -105,7 +105,8 @@ class NeighbourExchange:
         await self._exchange(node, request, content)
 
     async def _bits(self, node: str, request: _Request, hashes: Sequence[int]) -> bytes:
-        bits = await self._exchange(node, request, array("Q", hashes).tobytes())
+        payload = await asyncio.to_thread(lambda: array("Q", hashes).tobytes())
+        bits = await self._exchange(node, request, payload)
         if len(bits) != len(hashes) or not set(bits) <= {0, 1}:
             raise ProtocolError(f"{node} answers what was not requested")
         return bits
@@ -149,8 +150,8 @@ class NeighbourExchange:
         match wanted:
             case HeldRequest(nodes=nodes, round=round):
                 self._check(peer, nodes)
-                hashes = _hashes(payload)
-                return self._in_loop(self._held(nodes, round, hashes))
+                hashes, held = _hashes(payload), self._in_loop(self._held(nodes, round))
+                return bytes(one in held for one in hashes)
             case RetainRequest(nodes=nodes, process=process):
                 if not payload:  # it has ended: also after all ranks here have
                     return self._retained.retain(Owner(peer, nodes, process), ())
