@@ -104,10 +104,10 @@ class Net:
         calls: Any = SimpleNamespace(exchange=self.exchange)
         self.retained = Retained(most * m.CHUNK)
         self.ranks = {"a,b"}
-        self.asked: list[tuple[str, int]] = []
+        self.requested: list[tuple[str, int]] = []
 
         async def held(nodes: str, round: int) -> frozenset[int]:
-            self.asked.append((nodes, round))
+            self.requested.append((nodes, round))
             return frozenset({5, 2**64 - 1})
 
         nothing: Any = None
@@ -138,7 +138,7 @@ def test_one_node_sends_and_gets_back() -> None:
         net = Net()
         hashes = [2**64 - 1, 4, 5]
         assert await net.a.held("b", "a,b", 77, hashes) == b"\1\0\1"
-        assert net.asked == [("a,b", 77)]
+        assert net.requested == [("a,b", 77)]
         assert await net.a.retain("b", "a,b", PROCESS, hashes) == b"\1\1\1"
         memory = room_for([(0, 0)] * 2)
         os.pwrite(memory.fileno(), content(4) + content(5), 0)
@@ -158,7 +158,7 @@ def test_one_node_sends_and_gets_back() -> None:
     asyncio.run(asyncio.wait_for(test(), 20))
 
 
-def test_who_may_have_something_retained() -> None:
+def test_who_may_have_something_kept() -> None:
     async def test() -> None:
         net = Net()
         some = array("Q", [1, 2]).tobytes()

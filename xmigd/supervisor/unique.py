@@ -124,7 +124,7 @@ class UniqueCopies:
         task.add_done_callback(lambda done: self._looking.pop(key) if self._looking.get(key) is done else None)
 
     def finished(self, process: Process) -> None:
-        """Its neighbour is told, if it is in reach; if not, it learns it with the end of its own ranks."""
+        """Its neighbour forgets what it retains, now if it is in reach, or with the end of its own ranks."""
         sending = self._sending.pop(process.row.id, None)
         if sending is None:
             return
@@ -313,6 +313,6 @@ def _as_memory(hashes: set[int]) -> Fd | None:
         memory = sealed_memory("xmig-hashes", len(content))
         os.pwrite(memory.fileno(), content, 0)
     except OSError as error:
-        logger.warning("what other nodes have is not told to a server", why=error.strerror)
+        logger.warning("a server does not get to know what other nodes have", why=error.strerror)
         return None
     return memory
