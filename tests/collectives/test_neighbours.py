@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,24 +56,29 @@ def two(keeping: list[RankNode]) -> Iterator[list[RankNode]]:
 
 def standing(nodes: list[RankNode], folder: Path) -> Ranks:
     ranks = Ranks(nodes, 2, folder, "replicas", 0, OWN, HOLD)
-    until_rest(ranks, folder)
+    until_rest(nodes[1], ranks, folder)
     return ranks
 
 
-def until_rest(ranks: Ranks, folder: Path) -> None:
-    """All wait in the middle, with a snapshot of all that they have, and no more are to come."""
+def until_rest(node: RankNode, ranks: Ranks, folder: Path) -> None:
+    """All wait in the middle. Those of this node have a snapshot of all that they have, and no more are to come."""
     harness.wait_until(lambda: all((folder / f"holds.{rank}").exists() for rank in range(4)), "all stand still", 60)
     number, since = -1, 0.0
 
     def rests() -> bool:
         nonlocal number, since
-        rows = [row for _, row in ranks.processes()]
+        rows = of(node, ranks)
         now = sum(row["snapshots"] or 0 for row in rows)
-        if now != number or any((row["live_bytes"] or 0) < (8 + OWN) << 20 for row in rows):
+        if now != number or not have_all(rows):
             number, since = now, time.monotonic()
-        return time.monotonic() - since > 0.6
+        return time.monotonic() - since > 1.5
 
     harness.wait_until(rests, "no more snapshots", 60)
+
+
+def have_all(rows: list[dict[str, Any]]) -> bool:
+    """Their snapshots, of what they have."""
+    return bool(rows) and all((row["live_bytes"] or 0) >= (8 + OWN) << 20 for row in rows)
 
 
 def survive(node: RankNode, ranks: Ranks) -> bool:
@@ -124,9 +130,11 @@ def test_the_next_node_has_a_copy(two: list[RankNode], tmp_path: Path) -> None:
         # The rate over the time since, and one request.
         assert now - before <= RATE * (1 << 20) * (time.monotonic() - began) + 3 * CHUNK
         seen.add(now)
-        return (tmp_path / "holds.0").exists() and survive(losing, ranks)
+        return have_all(of(losing, ranks)) and survive(losing, ranks)
 
     harness.wait_until(all_survive, f"they would survive: {of(losing, ranks)}", 60)
+    until_rest(losing, ranks, tmp_path)
+    until_survive(losing, ranks)
     assert max(seen) - before >= 2 * OWN << 20
     rows = of(losing, ranks)
     assert all((row["neighbour"], row["neighbour_why"], row["neighbour_behind_bytes"]) == ("a", "", 0) for row in rows)
@@ -192,11 +200,16 @@ def test_the_next_node_has_no_room(two: list[RankNode], tmp_path: Path) -> None:
 def test_something_fails_while_it_is_sent(two: list[RankNode], tmp_path: Path, what: str) -> None:
     """What the next node has then is all there."""
     holder, losing = two
-    ranks = Ranks(two, 2, tmp_path, "replicas", 0, OWN, HOLD)
-    harness.wait_until(lambda: (tmp_path / "began.0").exists(), "they have begun", 60)
     holder.network.slow(SLOW)
+
+    def is_sent() -> bool:
+        rows = of(losing, ranks)
+        behind, sent = (any(row[f"neighbour_{what}_bytes"] for row in rows) for what in ("behind", "sent"))
+        return have_all(rows) and behind and sent
+
     try:
-        harness.wait_until(lambda: any(row["neighbour_behind_bytes"] for row in of(losing, ranks)), "it is sent", 60)
+        ranks = Ranks(two, 2, tmp_path, "replicas", 0, OWN, HOLD)
+        harness.wait_until(is_sent, "it is sent", 60)
         if what == "connection":
             with losing.network.unplugged():
                 losing.until(holder.name, "unreachable")
@@ -205,7 +218,7 @@ def test_something_fails_while_it_is_sent(two: list[RankNode], tmp_path: Path, w
             holder.start()
     finally:
         holder.network.fast()
-    until_rest(ranks, tmp_path)
+    until_rest(losing, ranks, tmp_path)
     until_survive(losing, ranks)
     lose_all(losing, ranks)
     goes_on(ranks, tmp_path)
@@ -235,7 +248,7 @@ def recovered_or_failed(ranks: Ranks) -> None:
 def test_what_changes_meanwhile(two: list[RankNode], tmp_path: Path) -> None:
     """The next node has something of an earlier round, which is never used; and a server that it reads from is lost."""
     ranks, losing = begun(two, tmp_path, 0, OWN), two[1]
-    harness.wait_until(lambda: all(row["neighbour_copy_bytes"] for row in of(losing, ranks)), "something is there", 60)
+    harness.wait_until(lambda: all(row["neighbour_sent_bytes"] for row in of(losing, ranks)), "something is sent", 60)
     kill(of(losing, ranks)[0]["server_pid"])
     lose_all(losing, ranks)
     recovered_or_failed(ranks)
