@@ -20,7 +20,7 @@ import pytest
 
 from tests import forked
 from tests.conformance import shared
-from xmigd.demo.node import Node, Program, status
+from xmigd.demo.node import Node, Program, looks, status
 from xmigd.native import DESCRIPTOR_STORE
 
 ROOT = Path(__file__).parent.parent
@@ -174,12 +174,13 @@ def injected(program: Program, count: int = 1) -> None:
     wait_until(lambda: len(lines()) >= count, f"{count} of its faults are injected")
 
 
-def wait_until(condition: Callable[[], bool], what: str, timeout: float = 60) -> None:
-    """Poll until it holds. Fails with `what` when it does not within `timeout` seconds."""
-    end = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < end, f"not within {timeout} s: {what}"
-        time.sleep(0.005)
+def wait_until(condition: Callable[[], bool], what: str, timeout: float = 60, *, closely: bool = False) -> None:
+    """Poll until it holds. Fails with `what` when it does not within `timeout` seconds. ``closely``: what may hold for
+    milliseconds only."""
+    for _ in looks(timeout, closely=closely):
+        if condition():
+            return
+    raise AssertionError(f"not within {timeout} s: {what}")
 
 
 @dataclass(frozen=True)

@@ -220,9 +220,17 @@ PROBLEMS: dict[str, tuple[str, str]] = {
         "The ranks of a job on several nodes did not stop at one group snapshot, so there is no checkpoint of them.",
         "Ask again once all of them have a communicator in common.",
     ),
+    "connection_lost": (
+        "A connection between nodes ended while its job was restored. Nothing of the job is left.",
+        "Look at the network between the nodes, and restore the checkpoint again.",
+    ),
     "no_such_part": (
         "The part of a checkpoint of several nodes is not where it is to be restored.",
         "Import an export of it there, or set `checkpoint_mirror` on all nodes.",
+    ),
+    "in_doubt": (
+        "Only the job's first node, which is not in reach, knows whether it is a checkpoint. The part here is kept.",
+        "Bring that node back: the part is listed then, or removed.",
     ),
     "no_part": (
         "A node has no job of that name with ranks there, or several.",

@@ -58,6 +58,8 @@ class Communicator {
   virtual bool unfinished() = 0;
   // Why it can never be done; none as long as nothing is known of that. Nothing that comes after it in its stream runs then.
   virtual std::optional<Error> failure() = 0;
+  // What took how long while it was joined, for a log; empty: nothing that is worth a line.
+  virtual std::string how_joined() const { return {}; }
 };
 
 // What of a group one communicator does, in this stream.

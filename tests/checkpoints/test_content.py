@@ -10,7 +10,9 @@ import io
 import os
 import random
 import re
+import shutil
 import struct
+import subprocess
 import threading
 import tracemalloc
 import zlib
@@ -22,7 +24,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.harness import ROOT
+from tests.harness import ROOT, needs_root
 from xmigd.checkpoints import content, planes
 from xmigd.checkpoints.content import HEADER, PIECE, Chunks, Writing
 from xmigd.checkpoints.manifest import Chunk, Content
@@ -622,6 +624,83 @@ def test_what_a_failing_disk_may_not_have_is_written_again(chunks: Chunks, monke
         again.sync()
         assert again.has({name, gone})
     assert chunks.path(gone).stat().st_ino != before
+
+
+@needs_root
+@pytest.mark.skipif(shutil.which("mkfs.ext4") is None, reason="there is no mkfs.ext4")
+def test_what_an_earlier_daemon_left_on_a_failing_disk_is_written_again(tmp_path: Path) -> None:
+    """A disk that does not take what is written, and does later. It can be read until then, from memory."""
+    pieces = [random.Random(number).randbytes(PIECE) for number in range(4)]
+    with full_disk(tmp_path) as disk:
+        earlier, later = Chunks(disk.folder), Chunks(disk.folder)
+        for piece in pieces:
+            (disk.folder / hashlib.sha256(piece).hexdigest()[:2]).mkdir(parents=True, exist_ok=True)
+        disk.fill()
+        with earlier.writing() as writing:
+            names = [earlier.put(piece)[0] for piece in pieces]
+            with pytest.raises(OSError, match=r"space|Input/output"):
+                writing.sync()
+        assert [later.on_disk(name, PIECE) for name in names] == pieces
+        disk.empty()
+        with later.writing() as writing:
+            assert [later.put(piece)[0] for piece in pieces] == names
+            writing.sync()
+        disk.mount_again()
+        assert [Chunks(disk.folder).on_disk(name, PIECE) for name in names] == pieces
+
+
+class FullDisk:
+    """A file system in a file that has no room for what is written to it."""
+
+    def __init__(self, below: Path, folder: Path) -> None:
+        self.below, self.image, self.mounted = below, below / "image", folder
+        self.folder = folder / "objects"
+
+    def mount(self) -> None:
+        run("mount", "-o", "loop,noinit_itable", self.image, self.mounted)
+
+    def mount_again(self) -> None:
+        run("umount", self.mounted)
+        self.mount()
+
+    def fill(self) -> None:
+        """Not what the file system itself rewrites: it would notice."""
+        run("sync", "-f", self.folder)
+        run("fstrim", self.mounted)
+        run("mount", "-o", f"remount,size={os.stat(self.image).st_blocks * 512}", self.below)
+
+    def empty(self) -> None:
+        run("mount", "-o", "remount,size=128m", self.below)
+
+
+@contextlib.contextmanager
+def full_disk(place: Path) -> Iterator[FullDisk]:
+    below, folder = place / "below", place / "disk"
+    below.mkdir()
+    folder.mkdir()
+    try:
+        run("mount", "-t", "tmpfs", "-o", "size=128m", "tmpfs", below)
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"nothing can be mounted here: {error.stderr}")
+    disk = FullDisk(below, folder)
+    try:
+        with disk.image.open("wb") as file:
+            file.write(b"\xff" * (32 << 20))
+        run("mkfs.ext4", "-q", "-J", "size=4", "-E", "nodiscard,lazy_itable_init=1,lazy_journal_init=1", disk.image)
+        try:
+            disk.mount()
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"no file can be mounted here: {error.stderr}")
+        try:
+            yield disk
+        finally:
+            run("umount", folder)
+    finally:
+        run("umount", "--lazy", below)
+
+
+def run(*command: str | Path) -> None:
+    subprocess.run(command, capture_output=True, text=True, check=True)
 
 
 class FailingDisk:

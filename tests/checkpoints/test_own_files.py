@@ -14,6 +14,7 @@ from typing import IO
 import pytest
 
 from tests import harness
+from xmigd.checkpoints import own_files
 from xmigd.checkpoints.manifest import OpenFile
 from xmigd.checkpoints.own_files import copy_files, remove, renamed
 from xmigd.cli.apart import check
@@ -71,6 +72,18 @@ def test_a_file_that_became_shorter_is_not_filled_with_zeros(tmp_path: Path, loc
             [OpenFile(path=str(log), bytes=100, writable=True)], "x", uid=os.geteuid(), gid=os.getegid(), lock=lock
         )
     assert list(tmp_path.iterdir()) == [log]
+
+
+def test_a_file_that_does_not_come(tmp_path: Path, lock: IO[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its user has put a pipe there, which nobody writes to: nothing of the copies is left."""
+    monkeypatch.setattr(own_files, "PATIENCE", 0.5)
+    log, pipe = tmp_path / "log", tmp_path / "pipe"
+    log.write_text("before")
+    os.mkfifo(pipe)
+    files = [OpenFile(path=str(path), bytes=0, writable=True) for path in (log, pipe)]
+    with pytest.raises(Conflict, match="pipe cannot be copied"):
+        copy_files(files, "x", uid=os.geteuid(), gid=os.getegid(), lock=lock)
+    assert sorted(tmp_path.iterdir()) == [log, pipe]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root acts for others")

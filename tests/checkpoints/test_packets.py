@@ -13,11 +13,13 @@ import pytest
 from pydantic import ValidationError
 
 from tests.harness import needs_root, wait_until
+from xmigd.checkpoints import outward as outwards
+from xmigd.checkpoints import set_messages as s
 from xmigd.checkpoints import sockets
-from xmigd.checkpoints.manifest import Connection
+from xmigd.checkpoints.manifest import MOST_CONNECTIONS, Connection
 from xmigd.checkpoints.outward import check_both_ends, check_free, left_behind, outward
 from xmigd.checkpoints.packets import held_packets
-from xmigd.errors import Conflict, Unavailable
+from xmigd.errors import Conflict, ProtocolError, Unavailable
 
 Ends = tuple[socket.socket, socket.socket]
 
@@ -110,7 +112,7 @@ def test_what_programs_have_left_behind_is_forgotten() -> None:
     asyncio.run(run())
 
 
-def test_what_leads_out_of_a_tree() -> None:
+def test_what_leads_out_of_a_tree(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ends of one are in it, of the other one only one is."""
     with connection("127.0.0.1") as (one, two):
         assert not {(each.local, each.remote) for each in outward(os.getpid())} & set(ends(written(one), written(two)))
@@ -128,10 +130,22 @@ def test_what_leads_out_of_a_tree() -> None:
 
             wait_until(lambda: ends(*left()) == ends(written(two)), "it has closed one end")
             assert left()[0].pid == child
+            monkeypatch.setattr(outwards, "MOST_CONNECTIONS", len(outward(child)) - 1)
+            with pytest.raises(Conflict, match="are written down at most"):
+                outward(child)
         finally:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
     assert all(each.state for _, each in sockets.inet_rows("self", "tcp"))
+
+
+def test_more_connections_than_are_written_down() -> None:
+    """What another node reports of them is no message."""
+    one = {"local": A, "remote": B, "pid": 7}
+    reached = {"topic": "checkpoints", "kind": "reached", "id": "a" * 32, "stage": "held"}
+    s.parse(reached | {"connections": [one] * MOST_CONNECTIONS})
+    with pytest.raises(ProtocolError, match="connections"):
+        s.parse(reached | {"connections": [one] * (MOST_CONNECTIONS + 1)})
 
 
 A, B, OTHER = "10.0.0.1:80", "10.0.0.2:4000", "10.0.0.3:5"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import httpx
 
 from tests.daemon.node import until
 from tests.forked import Zygote
-from xmigd.demo.node import Node, status
+from xmigd.demo.node import Node, looks, status
 
 
 class ForkedNode(Node):
@@ -75,7 +74,7 @@ def settle(node: ForkedNode, process: str) -> None:
         live = node.get("/v1/processes", live=True)
         return not open_ones and [(each["id"], each["state"]) for each in live] == [(process, "running")]
 
-    end = time.monotonic() + 60
-    while not settled():
-        assert time.monotonic() < end, f"not settled: {node.get('/v1/processes', live=True)}"
-        time.sleep(0.02)
+    for _ in looks(60):
+        if settled():
+            return
+    raise AssertionError(f"not settled: {node.get('/v1/processes', live=True)}")

@@ -437,7 +437,7 @@ def passes(node: Node, operation: dict[str, Any], phase: str) -> None:
         now = node.client.get(f"/v1/operations/{operation['id']}")
         return now["phase"] == phase or now["state"] not in ("pending", "running")
 
-    harness.wait_until(does, phase)
+    harness.wait_until(does, phase, closely=True)
 
 
 @contextlib.contextmanager

@@ -211,7 +211,7 @@ def test_a_daemon_is_killed_while_it_is_dumped(job: Pair) -> None:
     one, two = job.nodes
     for node in job.nodes:
         operation = job.create(stop=True)
-        wait_until(lambda: phase_of(node, "checkpoint") == "dumping", "it is dumped", 60)  # noqa: B023
+        wait_until(lambda: phase_of(node, "checkpoint") == "dumping", "it is dumped", closely=True)  # noqa: B023
         node.kill()
         node.starts_again()
         found_again(node)

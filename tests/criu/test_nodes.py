@@ -138,7 +138,7 @@ def restored_while_killed(nodes: list[TransferNode], node: TransferNode, checkpo
         wait_until(node.has_died, "it dies", 60)
     else:
         operation = restore(one, checkpoint)
-        wait_until(lambda: phase_of(node, "restoration") == at, f"it is {at}", 60)
+        wait_until(lambda: phase_of(node, "restoration") == at, f"it is {at}", closely=True)
         node.kill()
     node.starts_again()
     found_again(node)
@@ -221,7 +221,7 @@ def test_a_daemon_is_killed_while_one_is_made(job: Job, which: int, at: str) -> 
     earlier = {each["id"] for each in one.client.get("/v1/checkpoints") + two.client.get("/v1/checkpoints")}
     if at in PHASES:
         operation = job.create()
-        wait_until(lambda: phase_of(node, "checkpoint") == at, f"it is {at}")
+        wait_until(lambda: phase_of(node, "checkpoint") == at, f"it is {at}", closely=True)
         node.kill()
     else:
         node.dies_at(at)
@@ -286,6 +286,27 @@ def test_a_daemon_is_killed_while_it_is_stopped(job: Job, which: int, at: str) -
     job.check()
 
 
+@pytest.mark.parametrize("stop", [False, True])
+def test_a_job_ends_while_a_part_is_in_doubt(job: Job, stop: bool) -> None:
+    """The daemon that leads is gone: the operation ends with the job, and the part is kept until the answer."""
+    one, two = job.nodes
+    one.dies_at("write.begun checkpoints.whole")
+    job.create(stop=stop)
+    wait_until(one.has_died, "it dies")
+    (part,) = [each for each in two.client.get("/v1/operations", kind="checkpoint") if each["ended_at"] is None]
+    job.end(one)
+    over = ended(two, part)
+    assert (over["state"], over["error"]["code"]) == ("failed", "in_doubt")
+    (left,) = set((two.folder / "checkpoints").glob("*.json")) - {
+        two.folder / "checkpoints" / f"{each['id']}.json" for each in two.client.get("/v1/checkpoints")
+    }
+    assert left.stem[:12] in over["error"]["detail"]
+    one.starts_again()
+    found_again(one)
+    wait_until(lambda: not left.exists(), "it is forgotten once the answer is there", 60)
+    job.end()
+
+
 def test_it_is_verified_and_removed(job: Job) -> None:
     """Also where a node is not in reach, once that is back; and a daemon dies while it notes that."""
     one, two = job.nodes
@@ -343,7 +364,7 @@ def test_a_server_is_lost_while_one_is_made(job: Job) -> None:
     for number, phase in enumerate(("pausing", "dumping", "copying", "storing")):
         operation = job.create()
         node = job.nodes[number % 2]
-        wait_until(lambda: phase_of(node, "checkpoint") in (phase, ""), f"it is {phase}")  # noqa: B023
+        wait_until(lambda: phase_of(node, "checkpoint") in (phase, ""), f"it is {phase}", closely=True)  # noqa: B023
         job.is_recovered(job.nodes[number // 2])
         ended(one, operation)
         wait_until(lambda: not phase_of(two, "checkpoint"), "it is over there, too", 90)
@@ -362,7 +383,7 @@ def test_a_node_is_out_of_reach_while_one_is_made(job: Job, phase: str) -> None:
     one, two = job.nodes
     before = {each["id"] for each in one.client.get("/v1/checkpoints")}
     operation = job.create()
-    wait_until(lambda: phase_of(one, "checkpoint") in (phase, ""), f"it is {phase}")
+    wait_until(lambda: phase_of(one, "checkpoint") in (phase, ""), f"it is {phase}", closely=True)
     with two.network.unplugged():
         over = ended(one, operation)
         # If it has reported that its part is stored, it waits for the answer, however long that takes.

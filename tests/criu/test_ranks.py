@@ -131,8 +131,9 @@ def test_the_daemon_is_killed_while_one_is_made(node: Node, launch: Launch, tmp_
     operation = make(node, program)
     phases = ("dumping", "storing")
     harness.wait_until(
-        lambda: node.client.get(f"/v1/operations/{operation['id']}")["phase"] in (*phases, "resuming"), "it is made"
-    )
+        lambda: node.client.get(f"/v1/operations/{operation['id']}")["phase"] in (*phases, "resuming"),
+        "it is made", closely=True,
+    )  # fmt: skip
     node.kill()
     node.start()
     harness.found_again(node)

@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,20 +19,18 @@ import httpx
 
 from tests import forked
 from tests.harness import descriptors
-from xmigd.demo.node import Child, status
+from xmigd.demo.node import Child, looks, status
 from xmigd.ipc.handshake import WELCOME, pack_hello, unpack_welcome
 
 ROOT = Path(__file__).resolve().parents[2]
 T = TypeVar("T")
 
 
-def until(check: Callable[[], T | None], what: str, patience: float = 60.0) -> T:
-    """The first true value of `check`."""
-    deadline = time.monotonic() + patience
-    while time.monotonic() < deadline:
+def until(check: Callable[[], T | None], what: str, patience: float = 60.0, *, closely: bool = False) -> T:
+    """The first true value of `check`. ``closely``: which may be true for milliseconds only."""
+    for _ in looks(patience, closely=closely):
         if value := check():
             return value
-        time.sleep(0.01)
     raise AssertionError(f"waited {patience} s in vain: {what}")
 
 

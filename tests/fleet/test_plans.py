@@ -108,7 +108,7 @@ def is_sent(source: TransferNode, operation: dict[str, Any]) -> str:
         sending = source.client.get("/v1/operations", kind="transfer", state="running")
         return bool(sending) and sending[0]["phase"] == "sending"
 
-    wait_until(holds, "it is being sent")
+    wait_until(holds, "it is being sent", closely=True)
     return str(source.transfers()[0]["id"])
 
 

@@ -54,7 +54,7 @@ def measure(bench: Bench) -> Iterator[Row]:
 
 
 def fsdp(bench: Bench) -> Iterator[Row]:
-    """Steps with FSDP2, natively and under xMIG in turns: they are bound by the host, whose speed changes meanwhile. What
+    """Steps with FSDP2, natively and under xMIG in turns: the host bounds them, whose speed changes meanwhile. What
     such a step spends on the device, natively by PyTorch's profiler and under xMIG by its own: of collectives, which
     wait for the other rank, and of the rest. And how long it takes without snapshots."""
     shared, where = collectives.shares(bench), collectives.place(bench)
@@ -92,7 +92,8 @@ def fsdp(bench: Bench) -> Iterator[Row]:
     for name, which in (("collectives", True), ("other work", False)):
         yield Row(
             name=f"fsdp: time of the device for {name}", value=round(spent[which], 2), unit="ms of a step",
-            better="lower", conditions=f"{where}; natively {natively[which]:.4g} ms; estimated from one of 8 operations; "
+            better="lower",
+            conditions=f"{where}; natively {natively[which]:.4g} ms; estimated from one of 8 operations; "
             f"a step takes {1e3 * step:.4g} ms then",
         )  # fmt: skip
     undisturbed = median(times_of(alone)[SETTLED:] or [0.0])

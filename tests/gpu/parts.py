@@ -119,7 +119,7 @@ DEVICES = [
 
 # Programs of several ranks: two GPUs, or two ranks on one. By name, or `--only collectives`.
 COLLECTIVES = [
-    Part("ranks", "collectives", 180, collectives.measure, topic="collectives"),
+    Part("ranks", "collectives", 90, collectives.measure, topic="collectives"),
     Part("job-recovery", "collectives", 190, collectives.recovery, topic="collectives"),
     Part("rank-moves", "collectives", 120, rank_moves.measure, topic="collectives"),
     Part("rank-faults", "collectives", 400, rank_faults.measure, topic="collectives"),

@@ -39,7 +39,7 @@ def in_phase(node: Node, operation: dict[str, Any], phase: str) -> None:
         assert now["state"] not in OVER, now
         return bool(now["phase"] == phase)
 
-    until(reached, f"phase {phase}")
+    until(reached, f"phase {phase}", closely=True)
 
 
 def move(node: Node, process: dict[str, Any], target: str = "cpu:1") -> dict[str, Any]:

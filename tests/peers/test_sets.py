@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Iterator
+import socket
+from collections.abc import AsyncIterator, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,18 +15,23 @@ from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import StaticPool
 
+from tests.harness import needs_root
 from tests.peers.fake import FakeNetwork
 from tests.peers.test_ranks import NODES, ONE, OTHER, Node, body, here, in_a_loop, stand
+from xmigd.checkpoints import held, sets
 from xmigd.checkpoints import set_messages as s
-from xmigd.checkpoints import sets
 from xmigd.checkpoints.exchange import Exchange
+from xmigd.checkpoints.manifest import Connection, host_and_port
+from xmigd.checkpoints.part import InDoubt
 from xmigd.checkpoints.restoring import RESTORE
 from xmigd.checkpoints.sets import GOING, READY, Sets
 from xmigd.database.models import Base, Checkpoint
 from xmigd.errors import Conflict, NotFound, ProtocolError, Unavailable
+from xmigd.ipc import messages as m
 from xmigd.supervisor import node_messages as n
 from xmigd.supervisor.following import Following
 
+TCP_REPAIR = 19  # linux/tcp.h
 HERE, PART, UNKNOWN = "a" * 32, "b" * 32, "c" * 32  # a checkpoint that is whole, a part of one that is not
 
 
@@ -288,6 +294,8 @@ class AtWork(Nodes):
         self.checkpoints.criu = SimpleNamespace(confined=False)
         self.sets._restoring = self  # type: ignore[assignment]
         self.under_way: asyncio.Future[Any] | None = None
+        self.connections: Sequence[Connection] = ()
+        self.sockets = contextlib.ExitStack()
 
     # Checkpoints
     async def prepared(self, process: object, *, stop: bool, part: Any) -> Any:
@@ -302,7 +310,7 @@ class AtWork(Nodes):
 
     async def part(self, checkpoint: str, node: str) -> Any:
         program = SimpleNamespace(id="p", uid=0, device="cpu:0")
-        return SimpleNamespace(round=1, programs=[program], connections=())
+        return SimpleNamespace(round=1, programs=[program], connections=self.connections, nodes=("b", "a"))
 
     # Restoring
     async def check_restoration(self, *_: object) -> list[list[str]]:
@@ -313,8 +321,10 @@ class AtWork(Nodes):
         yield
 
     async def make_again(self, operation: object, *_: object, before: Any, keep: Any, **__: object) -> dict[str, Any]:
+        for each in self.connections:
+            self.sockets.enter_context(made_again(each))
         await before([self.process], os.getpid())
-        await keep([self.process], 0)
+        await keep([self.process], os.getpid())
         return {"root": 0}
 
     # Operations
@@ -325,7 +335,7 @@ class AtWork(Nodes):
         self.under_way = asyncio.ensure_future(work(self.operation))
 
     async def decide(self, operation: object, phase: str) -> None:
-        assert phase == READY
+        assert phase in (READY, GOING)
 
     async def stages(self, *expected: str) -> None:
         """What b sends first."""
@@ -353,6 +363,31 @@ def test_a_part_has_succeeded_once_all_exist(stop: bool, whole: bool) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("stop", [False, True])
+def test_a_part_that_is_stored_stays_when_its_job_has_ended(monkeypatch: pytest.MonkeyPatch, stop: bool) -> None:
+    """Who leads may have decided, and is not there: the operation says so, and ends."""
+    monkeypatch.setattr(sets, "LOOK_EVERY", 0.01)
+
+    async def main() -> None:
+        node = AtWork()
+        await node.send("a", create(UNKNOWN, "a", "b").model_copy(update={"stop": stop}))
+        await node.stages("stored")
+        assert node.under_way is not None
+        node.process.state = "ended"  # and the answer may be on its way
+        await asyncio.wait([node.under_way], timeout=0.05)
+        assert not node.under_way.done()
+        node.process.state = "running"
+        node.network.disconnect()
+        await asyncio.wait([node.under_way], timeout=0.05)
+        assert not node.under_way.done()
+        node.process.state = "ended"
+        with pytest.raises(InDoubt, match=f"part of {UNKNOWN[:12]} is kept"):
+            await node.under_way
+        assert (node.checkpoints.done, node.sets._exchanges) == ([], {})
+
+    asyncio.run(main())
+
+
 def test_a_part_that_is_ready_does_not_wait_once_its_programs_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sets, "LOOK_EVERY", 0.01)
 
@@ -374,6 +409,65 @@ def test_a_part_that_is_ready_does_not_wait_once_its_programs_have_ended(monkeyp
         assert not node.sets._exchanges
 
     asyncio.run(main())
+
+
+@needs_root
+@pytest.mark.parametrize("leads", [False, True])
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_connection_that_dies_while_it_is_held(leads: bool, dies: bool) -> None:
+    """It was made again, and nothing came for it: that it has ended is known before the job goes on."""
+
+    async def main() -> None:
+        node = AtWork()
+        await node.idle()
+        node.heard.clear()
+        checked = asyncio.Event()
+        node.scopes.made_again = lambda made: checked.set()
+        with free_ends() as connection, contextlib.ExitStack() as node.sockets:
+            node.connections = [connection]
+            if leads:
+                caller: Any = SimpleNamespace(owner=None)
+                await node.sets.restore(caller, HERE, [], {}, requestor="user 0")
+            else:
+                await node.send("a", restore(HERE, "b", "a", "b"))
+            await node.stages("restore" if leads else "made")
+            await asyncio.wait_for(checked.wait(), 60)  # that it is there
+            if dies:
+                held.forget((connection.local, connection.remote))
+            stages: list[s.Stage] = ["made", "ready"] if leads else ["resume", "go"]
+            for stage in stages:
+                message = s.Reached(id=OTHER if leads else UNKNOWN, stage=stage)
+                node.network["a"].send("b", message.model_dump(mode="json"))
+                await node.idle()
+            assert node.under_way is not None
+            with pytest.raises(Conflict, match="has ended before") if dies else contextlib.nullcontext():
+                await asyncio.wait_for(node.under_way, 60)
+        await node.idle()
+        sent = {each.get("stage", each["kind"]) for _, each in node.heard}
+        assert ("go" if leads else "ready") in sent or dies
+        assert ("given_up" in sent) == dies
+
+    asyncio.run(main())
+
+
+@contextlib.contextmanager
+def free_ends() -> Iterator[Connection]:
+    """Of a connection that may be made."""
+    with socket.socket() as one, socket.socket() as other:
+        for each in (one, other):
+            each.bind(("127.0.0.1", 0))
+        ports = [each.getsockname()[1] for each in (one, other)]
+    yield Connection(local=f"127.0.0.1:{ports[0]}", remote=f"127.0.0.1:{ports[1]}", pid=1)
+
+
+def made_again(connection: Connection) -> socket.socket:
+    """Established without another end, as CRIU makes it."""
+    sock = socket.socket()
+    sock.setsockopt(socket.IPPROTO_TCP, TCP_REPAIR, 1)
+    sock.bind(host_and_port(connection.local))
+    sock.connect(host_and_port(connection.remote))
+    sock.setsockopt(socket.IPPROTO_TCP, TCP_REPAIR, -1)  # off, and nothing is sent
+    return sock
 
 
 def test_whether_a_checkpoint_can_be_made_is_known_where_the_job_is_led() -> None:
@@ -406,6 +500,41 @@ def test_only_what_a_node_has_made_again_is_resumed() -> None:
     assert not a.scopes.resume_all(NODES, [], {"b": [ONE, OTHER]})
     assert not a.scopes.resume_all(NODES, [], {"c": [OTHER]})
     assert a.scopes.resume_all(NODES, [], {"b": [OTHER]})
+
+
+@in_a_loop
+def test_replicas_are_of_the_job_s_user() -> None:
+    """Who leads names processes of others, too. What was reported as missing is then brought, and is not reported
+    again."""
+    network = FakeNetwork("a", "b")
+    network.connect()
+    third, far = "3" * 32, "4" * 32
+    named: list[tuple[int, list[str], list[str]]] = []
+    processes: dict[str, Any] = {}
+    for name, uid in ((ONE, 1000), (OTHER, 1001), (third, 1000)):
+        processes[name] = SimpleNamespace(
+            row=SimpleNamespace(id=name, uid=uid, pid=7, start_time=1, device="cpu:0"), state="recovering", active=3,
+            job=SimpleNamespace(name="job", nodes=NODES), standing=True, rounds=lambda: (0, 0), forsaken=lambda: False,
+            machine=SimpleNamespace(awaits_group=False),
+            name_ranks=lambda number, near, far: named.append(
+                (number, [one.row.id for one in near], [one.process for one in far])
+            ),
+        )  # fmt: skip
+    following = Following(NODES, network["b"], processes)
+    server: Any = SimpleNamespace(number=3)
+    for process in processes.values():
+        following.reported(process, server, m.ReplicasWanted(type="replicas_wanted", bytes=5))
+
+    def missing() -> int:
+        return following._present(processes[ONE], following._known[ONE]).lost
+
+    ranks = [["b", OTHER], ["b", third], ["b", UNKNOWN], ["a", far]]
+    assert missing() == 5
+    following.received(n.parse(body("name_replicas", process=ONE, server=2, ranks=ranks)))
+    assert missing() == 5  # of another server
+    following.received(n.parse(body("name_replicas", process=ONE, server=3, ranks=ranks)))
+    assert missing() == 0
+    assert named == [(2, [third], [far]), (3, [third], [far])]
 
 
 @in_a_loop

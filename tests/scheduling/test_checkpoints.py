@@ -128,8 +128,9 @@ def test_the_daemon_is_killed_meanwhile(node: Node, native_dir: Path, tmp_path: 
     operation = preempt(program, prefer="checkpoint")
     active = {"job": program.job, "state": "running"}
     harness.wait_until(
-        lambda: any(each["phase"] == "dumping" for each in node.client.get("/v1/operations", **active)), "the dump"
-    )
+        lambda: any(each["phase"] == "dumping" for each in node.client.get("/v1/operations", **active)),
+        "the dump", closely=True,
+    )  # fmt: skip
     node.kill()
     go.touch()
     node.start()

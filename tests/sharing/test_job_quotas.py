@@ -23,6 +23,7 @@ from tests.migration.moves import ended, refusal, succeeded
 from tests.sharing.conftest import MIB, PROGRAMS, answer, ask
 from xmigd.client import Refused
 from xmigd.demo.node import Node, Program
+from xmigd.memory import quota
 
 QUOTA = 96  # MiB
 OWN = 4  # that each process has from the beginning, MiB
@@ -248,6 +249,36 @@ def test_another_daemon_counts_as_the_one_before(begin: Begin) -> None:
         job("1 give")
         job.uses(cpu0=40 + 2 * OWN)
         assert job("1 take 30") == "0"
+
+
+def test_nobody_goes_on_without_a_quota(begin: Begin) -> None:
+    """What the page has of a process is gone when server and daemon are: it is lost, and the others are not."""
+    job = begin()
+    assert (job("0 take 40"), job("1 take 30")) == ("0", "0")
+    harness.wait_until(lambda: job.process(1)["snapshots"], "it has a snapshot")
+    before = job.until(1, "running")
+    assert job.node.process is not None
+    job.node.process.kill()
+    job.node.process.wait()
+    forget_slots(before["server_pid"], before["id"])
+    os.kill(before["server_pid"], signal.SIGKILL)
+    job.node.start()
+    harness.wait_until(lambda: job.process(1)["state"] in ("lost", "ended"), "it is lost")
+    assert "memory quota is not known any more" in job.process(1)["why"]
+    job.until(0, "running")
+    job.uses(cpu0=40 + OWN)
+
+
+def forget_slots(server: int, process: str) -> None:
+    """Free those that a process has in the page that its server has."""
+    (path,) = {
+        str(each) for each in Path(f"/proc/{server}/fd").iterdir() if os.readlink(each).startswith("/memfd:xmig-quota")
+    }
+    with open(path, "r+b", buffering=0) as page:
+        content = page.read()
+        at = content.index(bytes.fromhex(process))
+        page.seek(at - quota.SLOT.size + 16)
+        page.write(struct.pack("I", quota.FREE))
 
 
 def test_a_program_that_makes_its_records_larger(begin: Begin) -> None:

@@ -34,7 +34,8 @@ def test_slots_come_and_go() -> None:
     claim(page, here[0], 40)
     claim(page, there[0], 20)
     assert (page.used("cpu:0"), page.used("cpu:1"), page.claimed(here)) == (60 * MIB, 0, 40 * MIB)
-    assert (page.slots_of(one, 2), page.slots_of(other, 1)) == (here, None)  # the other one only comes
+    assert page.slots_of(one, ["cpu:0", "cpu:1"]) == here
+    assert page.slots_of(other, ["cpu:0"]) is None  # it only comes
     assert page.has(one, here, 2)
     assert not page.has(other, here, 2)
     assert not page.has(one, (5000,), 1)
@@ -42,6 +43,19 @@ def test_slots_come_and_go() -> None:
     assert page.used("cpu:0") == 20 * MIB
     # What is taken again has no claim.
     assert page.claimed(page.take(one, ["cpu:2"])) == 0
+
+
+def test_a_process_whose_move_has_just_ended() -> None:
+    page, process = QuotaPage.make(), new_id()
+    before, after = page.take(process, ["cpu:0", "cpu:1"]), page.take(process, ["cpu:2", "cpu:1"])
+    page.arrived(before)
+    page.arrived(after)
+    firsts = [page.slots_of(process, [device, "cpu:1"]) for device in ("cpu:0", "cpu:2")]
+    assert [None if each is None else each[0] for each in firsts] == [before[0], after[0]]
+    page.left(before)
+    assert page.slots_of(process, ["cpu:2", "cpu:1"]) == after
+    page.free(after[1:])
+    assert page.slots_of(process, ["cpu:2", "cpu:1"]) is None
 
 
 def test_what_was_on_a_lost_device() -> None:

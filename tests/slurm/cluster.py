@@ -21,7 +21,7 @@ from typing import Self
 import pydantic
 
 from tests.harness import ROOT
-from xmigd.demo.node import Node
+from xmigd.demo.node import Node, looks
 
 PACKAGED = ROOT / "packaging" / "slurm"
 # One that other users may execute, too: that of the tests may be in root's home.
@@ -215,10 +215,11 @@ class Cluster:
 
     def until(self, job: str, *states: str, timeout: float = 90) -> None:
         """Wait until Slurm has it in one of these states."""
-        end = time.monotonic() + timeout
-        while (found := self.job(job))["JobState"] not in states:
-            assert time.monotonic() < end, (found, self.output(job), self.logs())
-            time.sleep(0.05)
+        for _ in looks(timeout):
+            found = self.job(job)
+            if found["JobState"] in states:
+                return
+        raise AssertionError((found, self.output(job), self.logs()))
 
     def state(self, node: str) -> set[str]:
         words = self.command("scontrol", "--oneliner", "show", "node", node).split()

@@ -126,11 +126,15 @@ def test_cancelled_or_unplugged(nodes: list[TransferNode], native_dir: Path, tmp
         job = one.lives()[0]["job_id"]
         two.network.slow(4000)
         operation = one.move(job, "two")
-        wait_until(lambda: one.client.get(f"/v1/operations/{operation['id']}")["phase"] == "sending", "it is sent")
+        wait_until(
+            lambda: one.client.get(f"/v1/operations/{operation['id']}")["phase"] == "sending", "it is sent", closely=True
+        )  # fmt: skip
         one.client.delete(f"/v1/operations/{operation['id']}")
         assert ended(one, operation)["state"] == "cancelled"
         operation = one.move(job, "two")
-        wait_until(lambda: one.client.get(f"/v1/operations/{operation['id']}")["phase"] == "sending", "it is sent")
+        wait_until(
+            lambda: one.client.get(f"/v1/operations/{operation['id']}")["phase"] == "sending", "it is sent", closely=True
+        )  # fmt: skip
         with two.network.unplugged():
             failed = ended(one, operation)
         two.network.fast()
@@ -158,7 +162,7 @@ def begins_to_send(source: TransferNode, target: TransferNode, operation: dict[s
     """Wait until a part of a piece has come."""
     reaches(source, operation, "sending")
     before = received(target)
-    wait_until(lambda: received(target) - before > 40_000, "a part of a piece has come")
+    wait_until(lambda: received(target) - before > 40_000, "a part of a piece has come", closely=True)
     assert source.client.get(f"/v1/operations/{operation['id']}")["phase"] == "sending"
 
 

@@ -3,10 +3,11 @@ also, or only for the moment, be in host memory (memory.py).
 
 Equal pieces are kept once, whichever checkpoint, process or memory they belong to. A piece lies in a file of its own,
 in the encoding in which it is smallest (docs/formats.md). It appears under its name when it is complete, but is on the
-disk only after `Writing.sync`: a machine that was lost before that may leave a piece that is not what its name says. So
-one that is there already is read and compared before it counts, once in the life of the daemon, and is written again if
-it is damaged. If the disk fails, what was written since it last did not is written again, too: who reads it now may be
-shown what is in memory only.
+disk only after `Writing.sync`: a machine that was lost before that, or a disk that failed, may leave a piece that is
+not what its name says. So one that is there already is read and compared before it counts, once in the life of the
+daemon, and is written again if it is damaged. It is read from the disk: the kernel may have in memory what the disk has
+not taken, and has reported that to an earlier daemon, or to nobody. If the disk fails, what was written since it last
+did not is written again, too.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ RESERVED = bytes(3)
 RAW, ZSTD = 0, 1
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
+_ALL_OF_IT = ctypes.c_int64(0), ctypes.c_int64(0)
+SYNC_FILE_RANGE_WRITE = 2  # of linux/fs.h
 _ZEROS = bytes(PIECE)
 
 
@@ -59,6 +62,10 @@ class Source:
 
     def has(self, piece: int) -> bool:
         return self.start < piece + PIECE and (self.bytes is None or piece < self.start + self.bytes)
+
+
+class NotWanted(Exception):
+    """What was to be read is not needed any more."""
 
 
 class Chunks:
@@ -129,13 +136,16 @@ class Chunks:
         for _ in self.restore_all([(content, fd)]):
             pass
 
-    def restore_all(self, contents: Iterable[tuple[Content, int]]) -> Iterator[int]:
-        """The same of many, in their order; yields the bytes of each that is complete."""
-
-        buffers = _Buffers()
+    def restore_all(
+        self, contents: Iterable[tuple[Content, int]], enough: threading.Event | None = None
+    ) -> Iterator[int]:
+        """The same of many, in their order; yields the bytes of each that is complete. Raises NotWanted: `enough` was
+        set meanwhile."""
 
         def one(chunk: Chunk, fd: int) -> None:
-            _write_all(fd, self._restored(chunk.hash, chunk.bytes, buffers.one), chunk.at)
+            if enough is not None and enough.is_set():
+                raise NotWanted
+            _write_all(fd, self._restored(chunk.hash, chunk.bytes, _own.piece), chunk.at)
 
         with ThreadPoolExecutor(2 * THREADS) as pool:  # nobody's program runs yet
             begun = []
@@ -232,6 +242,7 @@ class Chunks:
         path = self.path(name)
         if name not in self._doubtful and path.exists():
             with contextlib.suppress(Damaged):
+                _leave_memory(path)
                 self._read(name, size)
                 with self._lock:
                     self._sound.add(name)
@@ -243,6 +254,8 @@ class Chunks:
             with open(number, "wb") as file:
                 file.writelines(piece())
                 stored = file.tell()
+                file.flush()
+                _LIBC.sync_file_range(number, *_ALL_OF_IT, SYNC_FILE_RANGE_WRITE)  # it begins; `sync` waits for the end
             with self._lock:
                 if name not in self._sound:
                     os.rename(temporary, path)
@@ -276,13 +289,11 @@ class Writing:
     def store_all(self, sources: Iterable[Source]) -> Iterator[Content]:
         """The same of many, in their order: the threads do not wait for the end of each."""
 
-        buffers = _Buffers()
-
         def one(fd: int, size: int, at: int) -> tuple[Chunk, int] | None:
-            content = memoryview(buffers.one)[: min(PIECE, size - at)]
+            content = memoryview(_own.piece)[: min(PIECE, size - at)]
             _read_all(fd, content, at)
             # Much faster than to look at each byte, and nobody else can run meanwhile.
-            if buffers.one.startswith(_ZEROS[: len(content)]):
+            if _own.piece.startswith(_ZEROS[: len(content)]):
                 return None
             name, stored = self._chunks.put(content, self._kept)
             return Chunk(at=at, bytes=len(content), hash=name), stored
@@ -392,21 +403,27 @@ def encode(content: Bytes) -> tuple[bytes, Bytes]:
 def _choose(sample: bytes) -> int:
     # Each plane by itself: of a whole piece they lie in different blocks. The sample would be one block, with one code
     # for the bytes of all planes, in which their order makes no difference.
-    sizes = {n: sum(len(_packed(sample[first::n], ZSTD)) for first in range(n)) for n in (ZSTD, *PLANES)}
+    sizes = {n: sum(len(_own.compressor.compress(plane)) for plane in _planes(sample, n)) for n in (ZSTD, *PLANES)}
     best = min(sizes, key=lambda encoding: sizes[encoding])
     if sizes[best] > WORTHWHILE * len(sample):
         return RAW
     return ZSTD if sizes[best] > WORTHWHILE * sizes[ZSTD] else best
 
 
+def _planes(content: bytes, width: int) -> Iterator[memoryview]:
+    """One after the other."""
+    planes = memoryview(content) if width == 1 else split(content, width, _own.planes)
+    each = len(planes) // width  # of an incomplete number they have a byte more or less, which makes no difference
+    for first in range(width):
+        yield planes[first * each : (first + 1) * each if first + 1 < width else None]
+
+
 def _packed(content: Bytes, encoding: int) -> bytes:
-    planes = content if encoding == ZSTD else split(content, encoding)
-    # A compressor of its own for each: they are not to be shared by threads.
-    return zstandard.ZstdCompressor(level=LEVEL, write_checksum=False).compress(planes)
+    return _own.compressor.compress(content if encoding == ZSTD else split(content, encoding, _own.planes))
 
 
 def _checked(piece: Bytes, name: str, size: int) -> Bytes:
-    """As `decode`; it may be a part of `piece`."""
+    """As `decode`; it may be a part of `piece`, or of memory that this thread uses for the next one."""
     content = _decoded(piece[: HEADER.size], piece[HEADER.size :], size)
     if content is None or hashlib.sha256(content).hexdigest() != name:
         raise Damaged(f"piece {name[:12]} is not what was kept under this hash")
@@ -430,19 +447,36 @@ def _decoded(header: Bytes, payload: Bytes, size: int) -> Bytes | None:
         # What the frame states is what the decompressor takes, whatever maximum it is given.
         if zstandard.get_frame_parameters(payload).content_size != size:
             return None
-        found = zstandard.ZstdDecompressor().decompress(payload, max_output_size=size, allow_extra_data=False)
+        found = _own.decompressor.decompress(payload, max_output_size=size, allow_extra_data=False)
     except zstandard.ZstdError:
         return None
     if len(found) != size:
         return None
-    return found if encoding == ZSTD else join(found, encoding)
+    return found if encoding == ZSTD else join(found, encoding, _own.planes)
 
 
-class _Buffers(threading.local):
-    """One for each thread: to be given new memory for each piece takes as long as to read it."""
+def _leave_memory(path: Path) -> None:
+    """What is read of the file from now on comes from the disk, if it is on one. Raises Damaged: it cannot be there."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            os.fdatasync(file.fileno())  # what the kernel has yet to write stays in memory
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    except OSError as error:
+        raise Damaged(f"{path.name[:12]} cannot be written to the disk: {error.strerror}") from None
+
+
+class _Own(threading.local):
+    """Of each thread. To be given new memory for each piece takes as long as to read it, and all threads wait for the
+    same lock of the kernel then; compressors have a megabyte of their own, and are not to be shared."""
 
     def __init__(self) -> None:
-        self.one = bytearray(HEADER.size + PIECE + 1)
+        self.piece = bytearray(HEADER.size + PIECE + 1)
+        self.planes = bytearray(PIECE)
+        self.compressor = zstandard.ZstdCompressor(level=LEVEL, write_checksum=False)
+        self.decompressor = zstandard.ZstdDecompressor()
+
+
+_own = _Own()
 
 
 def _read_all(fd: int, into: memoryview, at: int) -> None:

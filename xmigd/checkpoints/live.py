@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import stat
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -259,8 +260,11 @@ def check_unused(files: Iterable[OpenFile], pids: Iterable[int]) -> None:
                         )  # fmt: skip
 
 
-def restore_memory(chunks: Chunks, program: Program, progress: Progress) -> tuple[dict[int, Handle], tuple[Fd, Fd]]:
-    """Its shadow and its images in new memory, and the snapshots' files. Blocks. Raises Damaged, OSError."""
+def restore_memory(
+    chunks: Chunks, program: Program, progress: Progress, enough: threading.Event
+) -> tuple[dict[int, Handle], tuple[Fd, Fd]]:
+    """Its shadow and its images in new memory, and the snapshots' files. Blocks. Raises Damaged, OSError; NotWanted:
+    `enough` was set meanwhile."""
     made: list[Fd] = []
     handles: dict[int, Handle] = {}
     done = 0
@@ -271,7 +275,7 @@ def restore_memory(chunks: Chunks, program: Program, progress: Progress) -> tupl
             )
         files = [_new_memory(f"xmig-snapshot{number}", made) for number in range(len(program.snapshots))]
         contents = [*(memory.content for memory in program.memory), *program.snapshots]
-        for size in chunks.restore_all(zip(contents, (fd.fileno() for fd in made), strict=True)):
+        for size in chunks.restore_all(zip(contents, (fd.fileno() for fd in made), strict=True), enough):
             done += size
             progress(done)
     except BaseException:

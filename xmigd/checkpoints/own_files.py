@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import signal
 import struct
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,6 +26,7 @@ IMAGE = "files.img"
 MAGIC_BYTES, SIZE = 8, struct.Struct("<I")
 REG, NAME = 3, 6  # fields of file_entry, and of reg_file_entry in it
 PATIENCE = 600.0  # seconds for a copy
+KILLED = 128 + signal.SIGKILL  # by timeout(1), or by anybody
 
 
 def names_of(files: Iterable[OpenFile], suffix: str) -> dict[str, str]:
@@ -57,8 +59,11 @@ def copy_files(files: Iterable[OpenFile], suffix: str, *, uid: int, gid: int, lo
                     env={"PATH": "/usr/bin:/bin", "LC_ALL": "C"},
                 )  # fmt: skip
             except subprocess.TimeoutExpired:
+                made[file.path] = copy  # as far as it came
                 raise Conflict(f"{file.path} cannot be copied: it takes too long", code="file_not_copied") from None
             if done.returncode != 0:
+                if done.returncode == KILLED:
+                    made[file.path] = copy  # as far as it came
                 why = done.stderr.strip().splitlines()[-1:] or [f"cp ended with {done.returncode}"]
                 raise Conflict(f"{file.path} cannot be copied: {why[0]}", code="file_not_copied",
                                hint="its folder must be writable for the program's user")  # fmt: skip

@@ -16,12 +16,17 @@ from xmigd.operations.operation import Operation
 from xmigd.supervisor.process import Process
 
 
+class InDoubt(Conflict):
+    """What is stored is kept: only the node that leads knows whether it is a part of a checkpoint, and nobody here
+    waits for its answer any more."""
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     nodes: tuple[str, ...]  # of all parts
     held: Callable[[Sequence[Connection]], Awaitable[None]]  # returns once the packets of all nodes' are
     dumped: Callable[[int], Awaitable[None]]  # with the round at which the ranks stand; returns once all nodes have
-    kept: Callable[[Operation], Awaitable[None]]  # returns once it may end, if it is to
+    kept: Callable[[Operation], Awaitable[None]]  # returns once it may end, if it is to. Raises InDoubt, too
     given_up: Callable[[], Awaitable[None]]  # returns never: raises Conflict once another node has given it up
 
 

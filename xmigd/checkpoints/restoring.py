@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
@@ -198,7 +199,9 @@ class Restoring:
         operation.progress("reading", total_bytes=sum(m.content.bytes for one in programs for m in one.memory))
         contents: list[tuple[dict[int, Handle], tuple[Fd, Fd]]] = []
         made: list[Process] = []
-        reading = asyncio.ensure_future(self._read(programs, contents, operation.reporter()))  # beside CRIU's work
+        enough = threading.Event()
+        # Beside CRIU's work, and not longer than that makes sense.
+        reading = asyncio.ensure_future(self._read(programs, contents, operation.reporter(), enough))
         try:
             with self._working.images(operation) as images:
                 with of_the_store("its images cannot be written"):
@@ -211,6 +214,9 @@ class Restoring:
                 leader, namespaces = programs[0].leader, manifest.namespaces
                 restoring = asyncio.ensure_future(self._criu.restore(images, leader=leader, namespaces=namespaces))
                 try:
+                    await asyncio.wait([reading, restoring], return_when=asyncio.FIRST_COMPLETED)
+                    if restoring.done():
+                        restoring.result()  # it may have failed
                     await asyncio.shield(reading)
                     read = time.monotonic()
                     operation.point_of_no_return("the program is being restored")
@@ -257,6 +263,7 @@ class Restoring:
             await asyncio.to_thread(own_files.remove, copies)
             raise
         finally:
+            enough.set()
             await asyncio.gather(reading, return_exceptions=True)
             for handles, snapshots in contents[len(made) :]:
                 close_all([*snapshots, *(handle.fd for handle in handles.values())])
@@ -269,12 +276,12 @@ class Restoring:
 
     async def _read(
         self, programs: Sequence[Program], contents: list[tuple[dict[int, Handle], tuple[Fd, Fd]]],
-        report: Callable[[int], None],
+        report: Callable[[int], None], enough: threading.Event,
     ) -> None:  # fmt: skip
-        """The memory of all, appended as it is there. Raises Damaged, Unavailable."""
+        """The memory of all, appended as it is there. Raises Damaged, Unavailable, NotWanted."""
         with of_the_store("its memory cannot be made"):
             for program in programs:
-                contents.append(await asyncio.to_thread(live.restore_memory, self._chunks, program, report))
+                contents.append(await asyncio.to_thread(live.restore_memory, self._chunks, program, report, enough))
 
     @staticmethod
     async def _until_kept(made: Sequence[Process]) -> None:

@@ -30,7 +30,7 @@ from xmigd.checkpoints.mirror import SecondPlace
 from xmigd.checkpoints.mirroring import Mirroring
 from xmigd.checkpoints.movable import processes_of
 from xmigd.checkpoints.outward import ends, outward
-from xmigd.checkpoints.part import MakingPart, Part
+from xmigd.checkpoints.part import InDoubt, MakingPart, Part
 from xmigd.checkpoints.pids import end, kill, tree
 from xmigd.checkpoints.room import Room
 from xmigd.checkpoints.schemas import CheckpointInfo
@@ -72,7 +72,8 @@ class Across(Protocol):
         """Raises Conflict, Unavailable: it cannot be made now."""
 
     async def resolve_create(self, operation: Operation) -> bool:
-        """Do the programs of this node end at what it has made before the daemon was restarted?"""
+        """Do the programs of this node end at what it has made before the daemon was restarted? Raises InDoubt: they
+        have ended."""
         ...
 
     def others_of(self, nodes: Sequence[str]) -> list[str]:
@@ -341,6 +342,8 @@ class Checkpoints:
                 whole = not manifest.nodes
                 await self._list(manifest, process.job.uid, process.row.command, device, result, whole=whole)
                 await making.kept(operation)
+            except InDoubt:  # its programs have ended
+                raise
             except Exception:
                 self._path(id).unlink(missing_ok=True)
                 await making.go_on()
@@ -401,7 +404,10 @@ class Checkpoints:
         checkpoint = operation.request.get("checkpoint", "")
         ends = False
         if operation.request.get("nodes"):
-            ends = await self.across.resolve_create(operation)
+            try:
+                ends = await self.across.resolve_create(operation)
+            except InDoubt as error:
+                return Outcome(state="failed", error=error)
         elif not await asyncio.to_thread(self.page, checkpoint=checkpoint):
             await asyncio.to_thread(self.forget, checkpoint)
         awake = operation.request.get("awake", [])

@@ -6,7 +6,8 @@ lose nothing while both daemons live; if one of them was restarted, that is a ne
 Invariants:
   The programs of no node go on before those of all nodes are written down, or the checkpoint is given up.
   Nothing reaches an end of a connection between nodes while one end of any of them is being written down or made again.
-  A part counts only once it is known that all exist: that is written down first where the leader is.
+  A part counts only once it is known that all exist: that is written down first where the leader is. One that was
+  reported as stored stays until the leader answers, also if nobody waits for that any more.
   What is restored stands still until the leader has written down that all of it is there (`GOING`). A node that has
   reported its part `READY` decides nothing any more: it asks the leader, however long that takes.
 """
@@ -25,7 +26,7 @@ from xmigd.checkpoints.exchange import Exchange
 from xmigd.checkpoints.manifest import Connection, Manifest
 from xmigd.checkpoints.outward import check_both_ends, check_free, ends, left_behind, outward
 from xmigd.checkpoints.packets import Packets, held_packets
-from xmigd.checkpoints.part import Part
+from xmigd.checkpoints.part import InDoubt, Part
 from xmigd.checkpoints.pids import tree
 from xmigd.checkpoints.restoring import RESTORE, Restoring
 from xmigd.checkpoints.schemas import CheckpointInfo
@@ -34,6 +35,7 @@ from xmigd.database.reader import Reader
 from xmigd.devices.names import as_one
 from xmigd.errors import Conflict, Forbidden, Invalid, NotFound, ProtocolError, Unavailable, XmigError
 from xmigd.ids import new_id
+from xmigd.ipc import pidfd as pidfds
 from xmigd.operations.operation import Operation
 from xmigd.operations.repository import OperationRow
 from xmigd.operations.service import Operations
@@ -149,7 +151,7 @@ class Sets:
                 await whole()
 
         async def whole() -> None:
-            await exchange.all("whole", None)
+            await self._until_answered(peer, id, exchange.all("whole", None), lambda: self._runs(process.job.id))
             await self._note_whole(id)
 
         try:
@@ -189,12 +191,28 @@ class Sets:
         """If that fails, there is no part here, and the others hear of it."""
         try:
             yield
+        except InDoubt:
+            raise
         except Exception as error:
             self._give_up(exchange, id, error)
             await self._checkpoints.forget_part(id)
             raise
         finally:
             self._exchanges.pop(id, None)
+
+    async def _until_answered(
+        self, leader: str, id: str, answer: Coroutine[Any, Any, object], runs: Callable[[], bool]
+    ) -> None:
+        """Whether a checkpoint is whole, which nobody has to know while nothing of its job `runs`; if the leader comes
+        back after that, it gets the question then. Raises InDoubt, Conflict."""
+        why = InDoubt(
+            f"the job has ended here, and {leader}, which is not in reach, has not answered whether the checkpoint is "
+            f"whole: this node's part of {id[:12]} is kept until it does", code="in_doubt", hint=f"bring {leader} back",
+        )  # fmt: skip
+        await _while_there(answer, lambda: runs() or self._links.connected(leader), why)
+
+    def _runs(self, job: str) -> bool:
+        return any(one.job.id == job and one.state not in OVER for one in self._supervisor.processes.values())
 
     def _process_of(self, peer: str, message: s.Create) -> Process:
         """The first of the part of this node. Raises Conflict, ProtocolError."""
@@ -249,6 +267,7 @@ class Sets:
 
             async def decide(processes: Sequence[Process], root: int) -> None:
                 await exchange.all("ready", WITHIN)
+                await _check_connections(manifest, root, since_made=True)
                 exchange.decided = True
                 await self._operations.decide(operation, GOING)
 
@@ -366,11 +385,14 @@ class Sets:
             await packets.release()
 
         async def ready(processes: Sequence[Process], root: int) -> None:
+            await _check_connections(manifest, root, since_made=True)
             exchange.check()
             exchange.in_doubt = "restoration"
             await self._operations.decide(operation, READY)
             self._send(peer, s.Reached(id=id, stage="ready"))
-            await _while_there(exchange.all("go", None), lambda: any(one.state not in OVER for one in processes))
+            await _while_there(
+                exchange.all("go", None), lambda: any(one.state not in OVER for one in processes), _not_decided()
+            )
 
         exchange.failed = lambda why: _not_resumed(made, why)
         try:
@@ -397,25 +419,32 @@ class Sets:
 
     async def resolve_create(self, operation: Operation) -> bool:
         """Where this node leads, it is whole or given up. Elsewhere what is stored stays until the leader answers, and
-        so do programs that were to end: some of a job must not go on without the others."""
+        so do programs that were to end: some of a job must not go on without the others. Raises InDoubt: they have
+        ended, and the leader is not in reach."""
         checkpoint, leader = operation.request["checkpoint"], operation.request["nodes"][0]
         stored, stop = checkpoint in dict(await asyncio.to_thread(self._parts)), operation.request["stop"]
         if leader == self._links.node or not stored:
             await self._checkpoints.forget_part(checkpoint)
         elif stop:
-            await self._settle(leader, checkpoint, whole=await self._decided(leader, checkpoint, "checkpoint"))
+            root, start = operation.request["root"], operation.request["root_start"]
+            whole = await self._decided(leader, checkpoint, "checkpoint", lambda: pidfds.same_process(root, start))
+            await self._settle(leader, checkpoint, whole=whole)
         return stop and bool(await self._found(checkpoint))
 
     async def _decided(
-        self, leader: str, id: str, what: Literal["checkpoint", "restoration"],
-        there: Callable[[], bool] = lambda: True,
-    ) -> bool:  # fmt: skip
-        """By the leader, however long that takes, while it is `there`: is it whole, or does it go on?"""
+        self, leader: str, id: str, what: Literal["checkpoint", "restoration"], there: Callable[[], bool]
+    ) -> bool:
+        """By the leader, however long that takes, while it is `there`: whole, or does it go on? Raises InDoubt."""
         exchange = self._exchanges[id] = Exchange([leader])
         exchange.in_doubt = what
         self._send(leader, s.Question(id=id, what=what))  # or when there is a session with it
         try:
-            await _while_there(exchange.all("whole" if what == "checkpoint" else "go", None), there)
+            if what == "checkpoint":
+                await self._until_answered(leader, id, exchange.all("whole", None), there)
+            else:
+                await _while_there(exchange.all("go", None), there, _not_decided())
+        except InDoubt:
+            raise
         except Conflict:
             return False
         finally:
@@ -675,25 +704,36 @@ class Sets:
         task.add_done_callback(self._tasks.pop)
 
 
-async def _check_connections(manifest: Manifest, root: int) -> None:
-    """Raises Conflict: what was restored has others than what was dumped."""
+async def _check_connections(manifest: Manifest, root: int, *, since_made: bool = False) -> None:
+    """Raises Conflict: what was restored has others than what was dumped. `since_made`: it had those, and stands
+    still."""
     found = ends(await asyncio.to_thread(outward, root))
     if wrong := found ^ ends(manifest.connections):
         local, remote = min(wrong)
+        if since_made:
+            raise Conflict(
+                f"the connection from {local} to {remote} was made again and has ended before the program went on",
+                code="connection_lost", hint="look at the network between the nodes, then ask for it again",
+            )  # fmt: skip
         what = "is there, and was not written down" if (local, remote) in found else "was not restored"
         raise Conflict(f"the connection from {local} to {remote} {what}", code="criu_failed")
 
 
-async def _while_there(answer: Coroutine[Any, Any, object], there: Callable[[], bool]) -> None:
-    """Nobody needs it any more once the programs have ended: somebody has stopped the job. Raises Conflict."""
+async def _while_there(answer: Coroutine[Any, Any, object], there: Callable[[], bool], otherwise: Conflict) -> None:
+    """Nobody needs it any more once the programs have ended: somebody has stopped the job. Raises Conflict: what the
+    answer raises, or `otherwise`."""
     waiting = asyncio.ensure_future(answer)
     try:
         while not (await asyncio.wait([waiting], timeout=LOOK_EVERY))[0]:
             if not there():
-                raise Conflict("the job was ended before it was known whether it goes on", code="program_exited")
+                raise otherwise
         await waiting
     finally:
         waiting.cancel()
+
+
+def _not_decided() -> Conflict:
+    return Conflict("the job was ended before it was known whether it goes on", code="program_exited")
 
 
 def _not_resumed(made: Sequence[Process], why: str) -> None:

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Protocol, Self
@@ -19,6 +19,23 @@ from xmigd.errors import StartError
 from xmigd.settings import Settings
 
 PATIENCE = 60.0  # seconds for anything that takes milliseconds on a machine that is not overloaded
+# Seconds between two looks. Who looks again at once takes the processor from what is waited for: an answer of the
+# daemon takes milliseconds of it. So pauses grow with the time that has gone.
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.002, 0.05
+PART_OF_WAITING = 1 / 20
+
+
+def looks(patience: float, *, closely: bool = False) -> Iterator[None]:
+    """When to look whether what is waited for has come: at least once, and for the last time after ``patience``
+    seconds. ``closely``: what may be over within milliseconds."""
+    begun = time.monotonic()
+    while True:
+        yield
+        gone = time.monotonic() - begun
+        if gone > patience:
+            return
+        pause = SHORTEST_PAUSE if closely else min(max(SHORTEST_PAUSE, gone * PART_OF_WAITING), LONGEST_PAUSE)
+        time.sleep(pause)
 
 
 def status(api_socket: Path, path: str) -> int | None:
@@ -85,11 +102,11 @@ class Node:
         """Start it and wait until it takes programs. Raises StartError with the end of its log."""
         self.launch()
         assert self.process is not None
-        end = time.monotonic() + PATIENCE
-        while time.monotonic() < end and self.process.poll() is None:
+        for _ in looks(PATIENCE):
+            if self.process.poll() is not None:
+                break
             if status(self.settings.api_socket, "/v1/node") == 200:
                 return
-            time.sleep(0.01)
         last = self.log.read_text(errors="replace").strip().splitlines()[-5:]
         self.stop()
         raise StartError("xmigd did not start: " + " | ".join(last), hint=f"its log is {self.log}")
@@ -181,15 +198,14 @@ class Program:
         own = [one for one in found if one["pid"] == self.process.pid] or found  # not if it was restored
         return dict(own[0]) if own else None
 
-    def until(self, *states: str) -> dict[str, Any]:
-        """Wait until its process is in one of these states. Raises TimeoutError."""
-        end = time.monotonic() + PATIENCE
+    def until(self, *states: str, closely: bool = False) -> dict[str, Any]:
+        """Wait until its process is in one of these states. ``closely``: which it may have left milliseconds later.
+        Raises TimeoutError."""
         info: dict[str, Any] | None = None
-        while time.monotonic() < end:
+        for _ in looks(PATIENCE, closely=closely):
             info = self.info()
             if info is not None and info["state"] in states:
                 return info
-            time.sleep(0.002)
         found = f"{info['state']} ({info['why']})" if info else "unknown"
         raise TimeoutError(f"the process is {found}, not {' or '.join(states)}")
 

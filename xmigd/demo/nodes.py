@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import IO, Any, TypeVar
 from xmigd.demo import node
 from xmigd.demo.namespaces import NetworkNode
 from xmigd.demo.namespaces import nodes as networks
-from xmigd.demo.node import PATIENCE, Program
+from xmigd.demo.node import PATIENCE, Program, looks
 from xmigd.errors import StartError
 
 ROOT = Path(__file__).parents[2]
@@ -181,11 +180,10 @@ def several(count: int, kind: type[Kind], **settings: object) -> Iterator[list[K
 
 def wait(holds: Callable[[], bool], why: str, patience: float = PATIENCE) -> None:
     """Until it holds. Raises StartError."""
-    end = time.monotonic() + patience
-    while not holds():
-        if time.monotonic() > end:
-            raise StartError(why)
-        time.sleep(0.01)
+    for _ in looks(patience):
+        if holds():
+            return
+    raise StartError(why)
 
 
 def _children(pid: int) -> list[int]:

@@ -123,13 +123,15 @@ class QuotaPage:
             for place, (state, ordinal, _, _, owner) in enumerate(found)
         )
 
-    def slots_of(self, process: str, count: int) -> Slots | None:
-        """Those of a process that is on so many devices; None: it has not one for each."""
-        found = {
-            ordinal: number for number, (state, ordinal, _, _, owner) in self._all()
-            if state == HAS and owner == bytes.fromhex(process)
-        }  # fmt: skip
-        return tuple(found[ordinal] for ordinal in range(count)) if found.keys() == set(range(count)) else None
+    def slots_of(self, process: str, devices: Sequence[str]) -> Slots | None:
+        """Those of a process that is on these devices; None: it has not one for each. As a move ends it has two: then
+        that of the device."""
+        found: dict[int, int] = {}
+        for number, (state, ordinal, device, _, owner) in self._all():
+            its = state == HAS and owner == bytes.fromhex(process) and ordinal < len(devices)
+            if its and (ordinal not in found or device == key_of(devices[ordinal])):
+                found[ordinal] = number
+        return tuple(found[ordinal] for ordinal in range(len(devices))) if len(found) == len(devices) else None
 
     def free_others(self, kept: set[int]) -> None:
         """All slots but these."""

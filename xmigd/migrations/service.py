@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -110,8 +110,7 @@ class Moves:
         """It is suspended already, for others: from now on by request."""
 
         async def work(operation: Operation) -> dict[str, Any]:
-            if self.turns is not None:
-                self.turns.leave(process.job.id)
+            self.stays_away(process.job.id)
             return {
                 "source": process.row.device, "target": "host", "downtime_ms": None, "total_bytes": None,
                 "process_location": "host",
@@ -123,11 +122,13 @@ class Moves:
         )  # fmt: skip
 
     async def resume(
-        self, processes: Iterable[Process], devices: Sequence[str], *, requestor: str, paused: bool = False
-    ) -> OperationRow:
+        self, processes: Iterable[Process], devices: Sequence[str], *, requestor: str, paused: bool = False,
+        wanted: Callable[[], bool] = lambda: True,
+    ) -> OperationRow:  # fmt: skip
         """Each on its own device, or on these in turn; with each all that were suspended with it. `paused`: they were
-        suspended for a moment only, so their devices keep them, even those that take no new process. Raises Conflict:
-        one cannot be, and none is."""
+        suspended for a moment only, so their devices keep them, even those that take no new process. `wanted` is called
+        when nothing else can begin any more before this does. Raises Conflict: one cannot be, and none is; or it is not
+        wanted."""
         groups = self._groups_of(processes)
         ranks = [one for group in groups for one in group]
         first = ranks[0]
@@ -139,6 +140,8 @@ class Moves:
             for number, one in enumerate(ranks)
         }
         known = {place.id: place for place in await self._places.known()}
+        if not wanted():  # nothing waits from here on until the operation has its subject
+            raise Conflict("it is to stay suspended", code="suspended")
         for one in ranks:
             own = plans.general(one, "proxy", "resume")
             reasons = plans.judge(one, targets[one.row.id], known, own).reasons
@@ -155,10 +158,18 @@ class Moves:
         awake = [one for one in processes if one.state != "suspended"]
         return await self.suspend(awake or processes, to, requestor=requestor)
 
-    async def resume_job(self, processes: list[Process], devices: Sequence[str], *, requestor: str) -> OperationRow:
+    async def resume_job(
+        self, processes: list[Process], devices: Sequence[str], *, requestor: str,
+        wanted: Callable[[], bool] = lambda: True,
+    ) -> OperationRow:  # fmt: skip
         """Those of a job that are suspended."""
         asleep = [one for one in processes if one.state == "suspended"]
-        return await self.resume(asleep or processes, devices, requestor=requestor)
+        return await self.resume(asleep or processes, devices, requestor=requestor, wanted=wanted)
+
+    def stays_away(self, job: str) -> None:
+        """Somebody wants it to be suspended: if it waits for its turn on a device, it waits no longer."""
+        if self.turns is not None:
+            self.turns.leave(job)
 
     def _groups_of(self, processes: Iterable[Process]) -> list[list[Process]]:
         """What is suspended or resumed as one, for each of them once."""

@@ -180,6 +180,7 @@ class Preemptions:
                 break
             result: dict[str, Any] = {"job": job, "how": "suspended", "checkpoint": None, "operation": None}
             if method != "checkpoint" and all(process.state == "suspended" for process in processes):
+                self._moves.stays_away(job)
                 return result | {"process_location": processes[0].moving.place, "ms": 0.0}
             try:
                 part = await self._begin(method, processes, operation.row.requestor)

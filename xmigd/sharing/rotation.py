@@ -10,7 +10,8 @@ Each suspension and resumption is an operation, which has its times, and an even
 Invariants:
   A job is suspended here only where that makes room for another one that fits then.
   A job that its user, a scheduler or a preemption has suspended is not resumed here, and one that was resumed by
-  somebody else waits no longer. A preemption of one that waits here keeps it suspended.
+  somebody else waits no longer. A suspension or a preemption of one that waits here keeps it suspended, also while it
+  is about to come.
   Who has waited longest, and could come if all slices were over, is not overtaken: nobody else comes to that device.
 """
 
@@ -190,9 +191,12 @@ class Rotation:
             return
         try:
             if how == "suspend":
+                self._waits_since[job] = time.monotonic()  # before it is suspended: from then on it may `leave`
                 begun = await self._moves.suspend_job(processes, "host", requestor=REQUESTOR)
             else:
-                begun = await self._moves.resume_job(processes, [device], requestor=REQUESTOR)
+                begun = await self._moves.resume_job(
+                    processes, [device], requestor=REQUESTOR, wanted=lambda: job in self._waits_since
+                )
         except XmigError:
             self._swapped(how, job, ok=False)
             raise
@@ -208,11 +212,14 @@ class Rotation:
 
     def _swapped(self, how: str, job: str, *, ok: bool) -> None:
         """Where that has failed, the others have their turns before it is tried again."""
-        since, no_more = self._runs_since, self._waits_since
-        if (how == "suspend") == ok:
-            since, no_more = no_more, since
-        no_more.pop(job, None)
-        since[job] = time.monotonic()
+        at = time.monotonic()
+        if (how == "suspend") != ok:
+            self._waits_since.pop(job, None)
+            self._runs_since[job] = at
+            return
+        self._runs_since.pop(job, None)
+        if job in self._waits_since:  # somebody else may want it to be suspended since
+            self._waits_since[job] = at
 
     async def _remember(self) -> None:
         """Jobs that the last daemon suspended for others wait still."""

@@ -138,8 +138,8 @@ class ProcessState:
         """It is there: what it has claimed elsewhere is given back once no server can change it."""
         before, self.quota_slots = self.quota_slots, slots
         if self.quota is not None:
+            self.quota.arrived(slots)  # first: at no moment the process is nowhere
             self.quota.left(before)
-            self.quota.arrived(slots)
             self._slots_given |= {before, slots} - {()}
         self.free_slots()
 

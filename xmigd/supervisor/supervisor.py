@@ -695,23 +695,25 @@ class Supervisor:
         except OSError as error:
             return f"its program cannot be watched: {error.strerror}"
         process = self._make(row, live.job, client, left.memory, live.faults, live.recoveries)
+        slots = self._left_slots(process)
+        if slots is None:  # without one it could have more than its part
+            close_all(handle.fd for handle in left.handles.values())
+            process.leave()
+            return "what it has of its job's memory quota is not known any more"
         self.processes[row.id] = process
         if self._expected_of[row.job] > 1 or any(process.rounds()) or live.job.nodes is not None:
             self.scopes.orphaned(process)
-        process.orphaned(left.handles, self._left_slots(process, left.memory), why)
+        process.orphaned(left.handles, slots, why)
         return ""
 
-    def _left_slots(self, process: Process, memory: JobMemory) -> Slots:
-        if memory.quota is None:
+    def _left_slots(self, process: Process) -> Slots | None:
+        """Of a process without a server. None: nothing says any more what it has of its job's memory quota."""
+        if process.job.memory_quota is None:
             return ()
         process.quota = self._quotas.of(process.job.id)
-        slots = None if process.quota is None else process.quota.slots_of(
-            process.row.id, len(devices_of(process.row.device))
-        )  # fmt: skip
-        if slots is None:
-            logger.error("a process has no part in its job's memory quota any more", process=process.row.id[:12])
-            process.quota = None
-        return slots or ()
+        if process.quota is None or process.memory is None or process.memory.quota is None:
+            return None
+        return process.quota.slots_of(process.row.id, devices_of(process.row.device))
 
     def _settled(self) -> None:
         self._settle_quotas()

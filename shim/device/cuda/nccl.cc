@@ -159,6 +159,26 @@ Loaded& loaded() {
 // Of an Error. Other results may be the program's fault, or this node's, and come again.
 const char* code_of(ncclResult_t result) { return result == ncclRemoteError ? kSevered : "failed"; }
 
+// What takes how long, one after the other.
+class Steps {
+ public:
+  void done(const char* what) {
+    const Clock::time_point now = Clock::now();
+    const auto took = std::chrono::duration_cast<std::chrono::milliseconds>(now - last_);
+    last_ = now;
+    all_ += took;
+    text_ += (text_.empty() ? "" : ", ") + std::to_string(took.count()) + " ms " + what;
+  }
+  std::string text() const { return all_ < kWorthALine ? "" : text_; }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  static constexpr std::chrono::milliseconds kWorthALine{100};
+  Clock::time_point last_ = Clock::now();
+  std::chrono::milliseconds all_{};
+  std::string text_;
+};
+
 // A thread that nobody waits for. Its context is the calling thread's.
 template <typename Work>
 void apart(const DriverTable& driver, CUcontext context, Work&& work) {
@@ -170,13 +190,15 @@ void apart(const DriverTable& driver, CUcontext context, Work&& work) {
 
 class NcclCommunicator final : public Communicator {
  public:
-  NcclCommunicator(const DriverTable& driver, const Library& library, ncclComm_t comm, const Place& place, std::function<void()> failed)
+  NcclCommunicator(const DriverTable& driver, const Library& library, ncclComm_t comm, const Place& place, std::string how_joined,
+                   std::function<void()> failed)
       : driver_(driver),
         library_(library),
         comm_(comm),
         rank_(place.rank),
         ranks_(place.ranks),
         context_(static_cast<CUcontext>(place.context)),
+        how_joined_(std::move(how_joined)),
         failed_(std::move(failed)) {}
 
   // To destroy waits until the others do, too. They may never.
@@ -209,6 +231,8 @@ class NcclCommunicator final : public Communicator {
                      " (" + library_.ncclGetLastError(comm_) + ")",
                  code_of(error)};
   }
+
+  std::string how_joined() const override { return how_joined_; }
 
   // Between ncclGroupStart and ncclGroupEnd. Operators that are made for it are gone when the group has ended.
   ncclResult_t begin(const CollectiveOperation& operation, CUstream stream) {
@@ -274,6 +298,7 @@ class NcclCommunicator final : public Communicator {
   const ncclComm_t comm_;
   const uint32_t rank_, ranks_;
   const CUcontext context_;
+  const std::string how_joined_;
   const std::function<void()> failed_;
   std::optional<Error> failure_;
   bool aborted_ = false;
@@ -286,6 +311,7 @@ class NcclCollectives final : public Collectives {
   explicit NcclCollectives(const DriverTable& driver) : driver_(driver) {}
 
   Result<std::unique_ptr<Communicator>> join(const Place& place, const Meeting& meet, std::function<void()> failed) override {
+    Steps steps;
     const Result<const Library*> found = loaded().get(place.library, place.settings);
     if (!found) return found.error();
     const Library& library = **found;
@@ -295,11 +321,13 @@ class NcclCollectives final : public Collectives {
     ncclResult_t result = library.ncclGetVersion(&version);
     if (result == ncclSuccess && place.rank == 0) result = library.ncclGetUniqueId(&id);
     if (result != ncclSuccess) return failure(library, "cannot begin", result);
+    steps.done("to load NCCL");
     const std::span<std::byte> address = std::as_writable_bytes(std::span(id.internal));
     const Offer own{std::to_string(version), device_of(place), begun_.load() ? "old" : "new", place.rank == 0 ? to_hex(address) : "none",
                     process_name(), connects()};
     const Result<std::vector<std::string>> texts = meet(own.text());
     if (!texts) return texts.error();
+    steps.done("until all ranks met");
     std::vector<Offer> offers;
     for (const std::string& text : *texts) offers.push_back(Offer::of(text));
     // Versions first: ranks of different ones would not understand each other, and say so late or never.
@@ -316,11 +344,14 @@ class NcclCollectives final : public Collectives {
     ncclComm_t comm = nullptr;
     result = library.ncclCommInitRank(&comm, static_cast<int>(place.ranks), id, static_cast<int>(place.rank));
     if (result != ncclSuccess) return failure(library, "cannot make the communicator", result);
+    steps.done("to make it");
     if (const Result<> connected = place.ranks > 1 ? connect(library, comm, place, shared) : Result<>{}; !connected) {
       apart(driver_, static_cast<CUcontext>(place.context), [&library, comm] { library.ncclCommAbort(comm); });
       return connected.error();
     }
-    return std::unique_ptr<Communicator>(std::make_unique<NcclCommunicator>(driver_, library, comm, place, std::move(failed)));
+    steps.done("for a first sum");
+    return std::unique_ptr<Communicator>(
+        std::make_unique<NcclCommunicator>(driver_, library, comm, place, steps.text(), std::move(failed)));
   }
 
   // One group for all: a rank's communicators may wait for each other's peers.

@@ -54,13 +54,12 @@ def narrow(kind: int, data: Array) -> Array:
         return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
     if kind in EIGHT:
         finite = EIGHT[kind][: LARGEST[kind] + 1].astype(np.float64)
-        out = np.empty(data.shape, np.uint8)
-        for i, value in enumerate(data.astype(np.float64)):
-            distance = np.abs(finite - abs(value))
-            nearest = np.flatnonzero(distance == distance.min())
-            code = int(nearest[0]) if len(nearest) == 1 else int(next(n for n in nearest if n % 2 == 0))
-            out[i] = code | (0x80 if np.signbit(value) else 0)
-        return out
+        sizes = np.abs(data.astype(np.float64))
+        above = np.searchsorted(finite, sizes).clip(1, LARGEST[kind])
+        to_above, to_below = np.abs(finite[above] - sizes), np.abs(finite[above - 1] - sizes)
+        # As far from both: the even one.
+        takes_above = (to_above < to_below) | ((to_above == to_below) & (above % 2 == 0))
+        return (np.where(takes_above, above, above - 1) | np.where(np.signbit(data), 0x80, 0)).astype(np.uint8)
     return data.astype(storage(kind))
 
 

@@ -330,6 +330,9 @@ void Collectives::answer(Making& making) {
     one.place = making.place;
     if (making.made) {
       one.real = std::move(*making.made);
+      if (const std::string how = one.real->how_joined(); !how.empty()) {
+        log_(Level::kInfo, "a communicator of " + std::to_string(making.place.ranks) + " ranks: " + how);
+      }
     } else {
       if (one.name.empty()) one.name = meeting_of(making.parent.group, kJoin);
       one.failure = Error{"it cannot be made again: " + making.made.why(), making.made.error().code};
