@@ -66,6 +66,7 @@ from xmigd.jobs.service import Jobs
 from xmigd.leases.leases import leases_of
 from xmigd.memory.descriptor_store import DescriptorStore
 from xmigd.memory.fd_store import FdStore
+from xmigd.memory.retained import Retained
 from xmigd.metrics.collector import ProcessCollector, RequestCollector, WorkCollector
 from xmigd.metrics.counts import Counts
 from xmigd.metrics.requests import Requests
@@ -102,7 +103,7 @@ from xmigd.security.callers import operators_group
 from xmigd.security.tokens import Tokens
 from xmigd.servers.scopes import ManagerScopes, Scopes
 from xmigd.servers.server import ServerProgram
-from xmigd.settings import Settings
+from xmigd.settings import MIB, Settings
 from xmigd.sharing.neighbours import Neighbours
 from xmigd.sharing.rotation import Rotation
 from xmigd.sharing.service import Sharing
@@ -116,6 +117,7 @@ from xmigd.transfers.calls import Calls
 from xmigd.transfers.chunks import ChunkExchange
 from xmigd.transfers.departures import Departures
 from xmigd.transfers.door import Door
+from xmigd.transfers.neighbours import NeighbourExchange
 from xmigd.transfers.service import Transfers
 from xmigd.webhooks.service import Webhooks
 
@@ -315,11 +317,19 @@ async def serve(settings: Settings) -> None:
             node=settings.node, supervisor=supervisor, operations=operations, moves=moves, departures=departures,
             reader=reader, leases=leases, controllers=lambda: settings.fleet_controllers.split(","),
         )  # fmt: skip
-        chunk_exchange = ChunkExchange(calls, supervisor.processes.get, lambda: supervisor.scopes.is_settled)
+        retained = Retained(settings.neighbour_copies_mib * MIB)
+        chunk_exchange = ChunkExchange(calls, supervisor.processes.get, lambda: supervisor.scopes.is_settled, retained)
         supervisor.fetch_chunks = chunk_exchange.fetch
+        neighbour_exchange = NeighbourExchange(
+            settings.node, calls, retained, has_ranks=supervisor.has_ranks, held=supervisor.unique.held,
+            shares_job=supervisor.shares_job,
+        )  # fmt: skip
+        supervisor.unique.others = neighbour_exchange
+        supervisor.nodes_left.add(neighbour_exchange.forget)
         Door(
-            links, in_loop=orders.or_else(arrivals.in_loop), in_thread=chunk_exchange.or_else(arrivals.in_thread),
-            longest=arrivals.longest,
+            links, in_loop=orders.or_else(arrivals.in_loop),
+            in_thread=neighbour_exchange.or_else(chunk_exchange.or_else(arrivals.in_thread)),
+            longest=neighbour_exchange.longest(arrivals.longest),
         )  # fmt: skip
         sets = Sets(
             checkpoints=checkpoints, restoring=restoring, supervisor=supervisor, operations=operations, reader=reader,

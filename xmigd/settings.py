@@ -121,6 +121,19 @@ class Settings(Configuration):
         le=1 << 24,
         description="host memory for copies of what only one device of a job's ranks has, shared equally; 0: none",
     )
+    neighbour_copies_rate: float = Field(
+        default=0,
+        ge=0,
+        le=1e6,
+        allow_inf_nan=False,
+        description="MiB a second of such copies that the next node of a job may be sent; 0: it is sent none",
+    )
+    neighbour_copies_mib: int = Field(
+        default=0,
+        ge=0,
+        le=1 << 24,
+        description="host memory for such copies of other nodes; 0: none are kept",
+    )
     replica_check: float = Field(
         default=10.0,
         ge=0,

@@ -8,8 +8,9 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tests import harness
@@ -35,12 +36,17 @@ class RankNode(PeerNode):
 
 
 @contextlib.contextmanager
-def cluster(native_dir: Path, count: int, **settings: object) -> Iterator[list[RankNode]]:
+def cluster(
+    native_dir: Path, count: int, *, of_each: Mapping[str, Mapping[str, object]] = MappingProxyType({}),
+    **settings: object,
+) -> Iterator[list[RankNode]]:  # fmt: skip
+    """`of_each`: settings by node, beside those that all have."""
     with nodes(count) as networks, contextlib.ExitStack() as stack:
         made = []
         for network, name in zip(networks, "abcdefgh", strict=False):
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="xmig-")))
-            made.append(stack.enter_context(RankNode(folder, name, native_dir, network, **settings)))
+            its = settings | dict(of_each.get(name, {}))
+            made.append(stack.enter_context(RankNode(folder, name, native_dir, network, **its)))
         acquainted(*made)
         yield made
 

@@ -25,7 +25,7 @@ pytestmark = needs_networks
 DEVICES = "cpu:0,cpu:1,cpu:2"
 SLOW = 20_000  # kilobits a second: 8 MiB take three seconds
 DONE = [f"{rank}: done" for rank in range(4)]
-CAME = re.compile(r"([0-9]+) MiB of [0-9]+ MiB that were lost with a device came from a rank of another node")
+CAME = re.compile(r"([0-9]+) MiB of [0-9]+ MiB that were lost with a device came from another node")
 COPIED = "MiB that were lost with a device were copied from other ranks"
 
 

@@ -80,6 +80,7 @@ void requests() {
   CHECK(parse(R"({"type":"forget_snapshot_copy"})") && !parse(R"({"type":"forget_snapshot_copy","number":7})"));
   CHECK(std::get<Continue>(*parse(R"({"type":"continue","if_paused":true})")).if_paused && !std::get<Continue>(*parse(R"({"type":"continue"})")).if_paused);
   CHECK(std::get<CopyUnique>(*parse(R"({"type":"copy_unique","bytes":7})")).bytes == 7 && !parse(R"({"type":"copy_unique"})"));
+  CHECK(std::get<CopyUnique>(*parse(R"({"type":"copy_unique","bytes":7})", 1)).elsewhere && !parse(R"({"type":"copy_unique","bytes":7})", 2));
   CHECK(!parse(R"({"type":"memory","op":"add","id":1,"kind":"device","ordinal":8,"address":4096,"bytes":1})", 1));
 }
 

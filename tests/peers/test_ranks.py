@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -34,9 +34,10 @@ class Log:
 def make_ranks(
     members: dict[str, Member], may_begin: Callable[[], bool] = lambda: True,
     hear_all: Callable[[Callable[[], None]], None] = lambda then: then(),
+    copy_unique: Callable[[Sequence[Member]], None] = lambda members: None,
 ) -> Ranks:  # fmt: skip
     log: Any = Log()
-    return Ranks(members, log, History(), 0, 0, 1, 1000, 0, lambda *_: None, "report", may_begin, hear_all)
+    return Ranks(members, log, History(), 0, copy_unique, 1, 1000, 0, lambda *_: None, "report", may_begin, hear_all)
 
 
 class Node:
@@ -45,8 +46,9 @@ class Node:
     def __init__(self, network: FakeNetwork, name: str, address: str = "10.0.0.1") -> None:
         self.links = network[name]
         self.scopes = Scopes(
-            local=make_ranks({}), links=self.links, address=address, processes={}, jobs={}, make_ranks=make_ranks
-        )
+            local=make_ranks({}), links=self.links, address=address, processes={}, jobs={}, make_ranks=make_ranks,
+            settled_here=lambda nodes, members: None,
+        )  # fmt: skip
         self.links.register("ranks", self.scopes)
 
 

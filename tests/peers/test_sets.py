@@ -550,7 +550,7 @@ def test_a_pause_that_nobody_wants_any_more() -> None:
         let_go_on=lambda: sent.append("go on"),
     )  # fmt: skip
     network.connect()
-    following = Following(NODES, network["b"], {ONE: process})
+    following = Following(NODES, network["b"], {ONE: process}, lambda nodes, members: None)
     take = body("send", process=ONE, server=0, text='{"type": "group_take", "round": 5, "pauses": true}')
     following.pause(process)
     following.received(n.parse(take))

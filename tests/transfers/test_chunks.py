@@ -14,10 +14,12 @@ import pytest
 
 from xmigd.errors import Conflict, Forbidden, NotFound, ProtocolError, Unavailable, XmigError
 from xmigd.ipc import messages as m
+from xmigd.memory.retained import Retained
 from xmigd.supervisor.far_chunks import FarChunks, FarRank, Found, room_for
 from xmigd.transfers.calls import answered
 from xmigd.transfers.chunks import ChunkExchange
 
+NOTHING = Retained(0)
 ONE = FarRank("b", "1" * 32)
 CHUNKS = [(0x1000, 2**64 - 1), (0x2000, 7), (0x3000, 9)]
 CONTENT = bytes(range(256)) * (m.CHUNK // 256)
@@ -76,7 +78,7 @@ def test_what_is_no_answer(answer: dict[str, Any], content: bytes) -> None:
     async def test() -> None:
         calls: Any = SimpleNamespace(exchange=lambda peer, body, closing: (answer, content))
         with pytest.raises(ProtocolError):
-            await ChunkExchange(calls, lambda id: None, lambda: True).fetch(ONE, "a,b", CHUNKS)
+            await ChunkExchange(calls, lambda id: None, lambda: True, NOTHING).fetch(ONE, "a,b", CHUNKS)
 
     in_time(test)
 
@@ -95,7 +97,7 @@ def test_one_node_gives_and_another_gets() -> None:
         nobody: Any = None
         settled: list[bool] = []
         other: Any = lambda *_: ({"other": 1}, b"")  # noqa: E731
-        giving = ChunkExchange(nobody, {ONE.process: process}.get, lambda: bool(settled)).or_else(other)
+        giving = ChunkExchange(nobody, {ONE.process: process}.get, lambda: bool(settled), NOTHING).or_else(other)
 
         def exchange(peer: str, body: dict[str, Any], _: object) -> tuple[dict[str, Any], bytes]:
             found = giving("a", json.loads(json.dumps(body)), b"")
@@ -103,7 +105,7 @@ def test_one_node_gives_and_another_gets() -> None:
             return found
 
         calls: Any = SimpleNamespace(exchange=exchange)
-        found = await ChunkExchange(calls, lambda id: None, lambda: True).fetch(ONE, "a,b", CHUNKS)
+        found = await ChunkExchange(calls, lambda id: None, lambda: True, NOTHING).fetch(ONE, "a,b", CHUNKS)
         assert (found.examined, found.found) == (3, (1,))
         assert os.pread(found.memory.fileno(), m.CHUNK, 0) == CONTENT
 

@@ -335,12 +335,14 @@ class ChunksRead(Message):
 
 
 class CopiesMade(Message):
-    """In host memory, of what only this process's device has at this snapshot."""
+    """In host memory, of what only this process's device has at this snapshot. `brought_bytes`: of what is missing,
+    this is no part of the snapshot, but what copies from page-locked memory have brought to the device since."""
 
     type: Literal["copies_made"]
     snapshot: Number
     bytes: Number
     missing_bytes: Number
+    brought_bytes: Number | None = None  # None: a server of an earlier version does not know
 
 
 class Round(Message):

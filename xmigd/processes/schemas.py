@@ -40,6 +40,15 @@ class ProcessInfo(Answer):
         default=None,
         description="other devices and host memory have all that its last snapshot has; null: it is not known",
     )
+    neighbour: str | None = Field(
+        default=None, description="the node that is sent what only this process's device has; null: none is"
+    )
+    neighbour_copy_bytes: int | None = Field(default=None, description="of these, what is there")
+    neighbour_behind_bytes: int | None = Field(default=None, description="of the last round, what is to follow")
+    neighbour_sent_bytes: int | None = Field(
+        default=None, description="what was sent there, of all rounds, since this daemon knows the process"
+    )
+    neighbour_why: str | None = Field(default=None, description="why nothing gets there; empty: it does")
     location: str = Field(default="device", description="of its state: device, moving, host, file or lost")
     suspended: bool = False
     generation: int

@@ -87,6 +87,10 @@ class Processes:
         info.communicator_bytes = live.communicator_bytes
         info.replica_copy_bytes = None if live.copies is None else live.copies.bytes
         info.survives_device_loss = live.survives_device_loss
+        if (copy := live.neighbour_copy) is not None:
+            info.neighbour, info.neighbour_why = copy.node, copy.why
+            info.neighbour_copy_bytes, info.neighbour_behind_bytes = copy.bytes, copy.behind_bytes
+            info.neighbour_sent_bytes = copy.sent_bytes
         info.device, info.location, info.suspended = live.row.device, live.location, live.state == "suspended"
         info.held_bytes = sum(handle.size for handle in live.handles.values())
         info.shadow_bytes = live.shadow_bytes

@@ -29,10 +29,11 @@ logger = log.get("replicas")
 
 @dataclass(frozen=True, slots=True)
 class FarRank:
-    """Of another node."""
+    """Of another node. `retained`: of this one, but what that node keeps of it (docs/decisions/0081)."""
 
     node: str
     process: str
+    retained: bool = False
 
 
 @dataclass(frozen=True, slots=True)

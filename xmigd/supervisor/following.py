@@ -10,7 +10,7 @@ everything that the other may not know.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from xmigd import log
@@ -25,6 +25,9 @@ from xmigd.supervisor.far_chunks import FarRank
 from xmigd.supervisor.process import Process, now
 
 logger = log.get("nodes")
+
+# Of a group on these nodes, these have the snapshots of a round, as all others have.
+SettledHere = Callable[[str, Sequence[Process]], None]
 
 NOT_HERE = "its job has ranks on several nodes"
 
@@ -47,7 +50,8 @@ class _Known:
 class Following:
     """Of the jobs of some nodes, of which another one leads."""
 
-    def __init__(self, nodes: str, links: Links, processes: Mapping[str, Process]) -> None:
+    def __init__(self, nodes: str, links: Links, processes: Mapping[str, Process], settled_here: SettledHere) -> None:
+        self._settled_here = settled_here
         self._nodes = nodes
         self._links = links
         self._leader = nodes.split(",")[0]
@@ -185,6 +189,9 @@ class Following:
                 known_here = [self._own(one) for node, one in message.ranks if node == here]
                 near = [one for one in known_here if one is not None and one.row.uid == process.row.uid]
                 process.name_ranks(number, near, [FarRank(node, one) for node, one in message.ranks if node != here])
+            case n.Settled(processes=names):
+                found = [self._own(one) for one in names]
+                self._settled_here(self._nodes, [one for one in found if one is not None])
             case n.Tell() | n.Send() | n.Met() | n.Look() | n.NameReplicas():
                 pass  # it has ended meanwhile
             case _:

@@ -41,18 +41,19 @@ class Ranks:
 
     def __init__(
         self, processes: Mapping[str, Member], job_log: JobLog, history: History, communicators_bound: int,
-        copies_bound: int, suspend_patience: float, first_round: int, replica_check: float,
-        stop_job: Callable[[JobRow, str], None], replica_policy: ReplicaPolicy,
+        copy_unique: Callable[[Sequence[Member]], None], suspend_patience: float, first_round: int,
+        replica_check: float, stop_job: Callable[[JobRow, str], None], replica_policy: ReplicaPolicy,
         may_begin: Callable[[], bool] = lambda: True,
         hear_all: Callable[[Callable[[], None]], None] = lambda then: then(),
     ) -> None:  # fmt: skip
-        """`first_round`: higher than any of an earlier daemon. `stop_job`: a job's policy says so. `may_begin`: are all
+        """`copy_unique`: these are a group that has the snapshots of a round; what only one device has may be copied.
+        `first_round`: higher than any of an earlier daemon. `stop_job`: a job's policy says so. `may_begin`: are all
         there whom a round needs? `hear_all` calls its argument once all that other nodes know now is known here."""
         self._processes = processes
         self._job_log = job_log
         self._may_begin = may_begin
         self._hear_all = hear_all
-        self._copies_bound = copies_bound  # of host memory, for what only one device has
+        self._copy_unique = copy_unique
         self._loop = asyncio.get_running_loop()
         self._opened = False
         self._meetings = Meetings()
@@ -410,8 +411,7 @@ class Ranks:
         self._look_at_handovers()
         names = [process.row.id, *self._groups.others(process.row.id)]
         members = [self._processes[one] for one in names if one in self._processes]
-        if self._copies_bound:
-            self._copy_unique(members)
+        self._copy_unique(members)
         near = [one for one in members if isinstance(one, Process)]
         if len(near) == len(members):
             self._comparisons.settled(near)
@@ -532,14 +532,6 @@ class Ranks:
     def _note_made(self, process: Member, number: int) -> None:
         name = process.row.id
         process.note_made(number, self._prepared.made_by(name, number), self._prepared.bytes_of(name, number))
-
-    def _copy_unique(self, members: list[Member]) -> None:
-        """What one device alone has of a snapshot goes to host memory, too."""
-        share = self._copies_bound // max(1, sum(one.grouped for one in self._processes.values()))
-        for process in members:
-            mine = set(devices_of(process.row.device))
-            others = [one for one in members if one is not process and mine.isdisjoint(devices_of(one.row.device))]
-            process.copy_unique(others, share)
 
     # --- replicas ----------------------------------------------------------------------------------------------------
 

@@ -19,11 +19,20 @@ from xmigd.records import JobRow
 from xmigd.servers.server import Server
 from xmigd.supervisor import node_messages as n
 from xmigd.supervisor.far_process import FarProcess
+from xmigd.supervisor.following import SettledHere
 from xmigd.supervisor.group import Ranks
 from xmigd.supervisor.member import Member
 from xmigd.supervisor.process import Process
 
 logger = log.get("nodes")
+
+MakeRanks = Callable[
+    [
+        dict[str, Member], Callable[[], bool], Callable[[Callable[[], None]], None],
+        Callable[[Sequence[Member]], None],
+    ],
+    Ranks,
+]  # fmt: skip
 
 
 class Leading:
@@ -31,8 +40,7 @@ class Leading:
 
     def __init__(
         self, nodes: str, links: Links,
-        make_ranks: Callable[[dict[str, Member], Callable[[], bool], Callable[[Callable[[], None]], None]], Ranks],
-        job_of: Callable[[int, str, str], JobRow],
+        make_ranks: MakeRanks, job_of: Callable[[int, str, str], JobRow], settled_here: SettledHere,
     ) -> None:  # fmt: skip
         """`job_of`: by user, name and nodes."""
         self._nodes = nodes
@@ -44,7 +52,8 @@ class Leading:
         # What waits until nodes have sent what they knew: by number, these nodes and what to do then.
         self._questions: dict[int, tuple[set[str], Callable[[], None]]] = {}
         self._last_question = 0
-        self.ranks = make_ranks(self._members, self._all_are_in_reach, self._hear_all)
+        self._settled_here = settled_here
+        self.ranks = make_ranks(self._members, self._all_are_in_reach, self._hear_all, self._all_settled)
         for peer in self._absent:
             self._ask(peer)
 
@@ -203,6 +212,14 @@ class Leading:
         if then is not None and not nodes:
             del self._questions[number]
             then()
+
+    def _all_settled(self, members: Sequence[Member]) -> None:
+        """Each node copies what only its devices have."""
+        self._settled_here(self._nodes, [one for one in members if isinstance(one, Process)])
+        for peer in self._nodes.split(",")[1:]:
+            names = tuple(one.row.id for one in members if one.node == peer)
+            if names:
+                self._send(peer, n.Settled(nodes=self._nodes, processes=names[: n.MOST_PROCESSES]))
 
     def _open(self) -> None:
         if self._settled and not self._absent and not self._opened:

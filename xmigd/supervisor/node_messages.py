@@ -171,6 +171,13 @@ class NameReplicas(Message):
     ranks: Annotated[tuple[tuple[Annotated[str, Field(pattern=NAME)], m.JobId], ...], Field(max_length=MOST_PROCESSES)]
 
 
+class Settled(Message):
+    """These processes of the node, and all others of their group, have the snapshots of a round."""
+
+    kind: Literal["settled"] = "settled"
+    processes: Annotated[tuple[m.JobId, ...], Field(max_length=MOST_PROCESSES)]
+
+
 _EVENTS = {
     one.__name__: TypeAdapter(one)
     for one in (
@@ -260,7 +267,7 @@ class Met(Message):
 
 NodeMessage = Annotated[
     Here | Reported | HeldAgain | Committed | Changed | MadeAgain | Pauses | Finished | CaughtUp | Looked | WhoIsHere
-    | CatchUp | Tell | Send | Met | Look | NameReplicas,
+    | CatchUp | Tell | Send | Met | Look | NameReplicas | Settled,
     Field(discriminator="kind"),
 ]  # fmt: skip
 _adapter: TypeAdapter[NodeMessage] = TypeAdapter(NodeMessage)

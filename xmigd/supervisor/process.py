@@ -464,6 +464,8 @@ class Process(ProcessState):
                 for handle in other.handles.values():
                     if handle.kind == "shadow":
                         server.send(m.pack_replica(handle.message), (handle.fd,))
+        if self.neighbour_copy is not None:  # first: it may have all that is missing
+            far = [FarRank(self.neighbour_copy.node, self.row.id, retained=True), *far]
         self.far_chunks.named(number, far)
         server.send(m.pack("replicas_named", far=len(far)))
 
@@ -480,15 +482,15 @@ class Process(ProcessState):
             raise Unavailable("the rank has not restored its memory yet")
         return server
 
-    def copy_unique(self, others: Iterable[Member], most: int) -> None:
-        """To host memory, at most so many bytes: what these ranks, on other devices, do not have."""
+    def copy_unique(self, others: Iterable[Process], most: int, elsewhere: Fd | None) -> None:
+        """To host memory, at most so many bytes: what these ranks, on other devices, do not have, nor ranks of other
+        nodes, of whose content these are the hashes."""
         server = self.server(self.machine.active)
         if server is None:
             return
         for other in others:
-            if isinstance(other, Process):
-                self._name_rank(server, other)
-        server.send(m.pack("copy_unique", bytes=most))
+            self._name_rank(server, other)
+        server.send(m.pack("copy_unique", bytes=most), () if elsewhere is None else (elsewhere,))
 
     def _name_rank(self, server: Server, other: Process) -> bool:
         if other.memory is None:

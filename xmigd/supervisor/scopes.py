@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from xmigd import log
@@ -14,10 +14,9 @@ from xmigd.process import events as e
 from xmigd.records import JobRow
 from xmigd.servers.server import Server
 from xmigd.supervisor import node_messages as n
-from xmigd.supervisor.following import Following
+from xmigd.supervisor.following import Following, SettledHere
 from xmigd.supervisor.group import Ranks
-from xmigd.supervisor.leading import Leading
-from xmigd.supervisor.member import Member
+from xmigd.supervisor.leading import Leading, MakeRanks
 from xmigd.supervisor.process import Process
 
 logger = log.get("nodes")
@@ -30,7 +29,7 @@ class Scopes:
 
     def __init__(
         self, *, local: Ranks, links: Links, address: str, processes: Mapping[str, Process], jobs: Mapping[str, JobRow],
-        make_ranks: Callable[[dict[str, Member], Callable[[], bool], Callable[[Callable[[], None]], None]], Ranks],
+        make_ranks: MakeRanks, settled_here: SettledHere,
     ) -> None:  # fmt: skip
         self._local = local
         self._links = links
@@ -38,6 +37,7 @@ class Scopes:
         self._processes = processes
         self._jobs = jobs
         self._make_ranks = make_ranks
+        self._settled_here = settled_here
         self._scopes: dict[str, Leading | Following] = {}
         self._settled = False
 
@@ -206,9 +206,9 @@ class Scopes:
             raise ProtocolError(f"jobs of more than {MOST} lists of nodes")
         made: Leading | Following
         if nodes.split(",")[0] == self._links.node:
-            made = Leading(nodes, self._links, self._make_ranks, self._job_of)
+            made = Leading(nodes, self._links, self._make_ranks, self._job_of, self._settled_here)
         else:
-            made = Following(nodes, self._links, self._processes)
+            made = Following(nodes, self._links, self._processes, self._settled_here)
         self._scopes[nodes] = made
         if self._settled:
             made.settled()

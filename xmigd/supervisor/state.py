@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from xmigd.devices.names import devices_of
 from xmigd.ipc import messages as m
@@ -17,6 +17,18 @@ from xmigd.process import migration_events as v
 from xmigd.process.machine import Machine
 from xmigd.records import JobRow, ProcessRow, Records
 from xmigd.servers.server import Server, ServerProgram
+
+
+@dataclass(slots=True)
+class NeighbourCopy:
+    """Of what only one device has of the last round, at the next of the job's nodes. Bytes of device memory."""
+
+    node: str
+    snapshot: int = 0  # the last that was whole there; 0: none that this daemon knows of
+    bytes: int = 0  # that are there
+    behind_bytes: int = 0  # that are to follow
+    sent_bytes: int = 0  # by this daemon, of all snapshots
+    why: str = ""  # nothing gets there
 
 
 class ProcessState:
@@ -47,6 +59,7 @@ class ProcessState:
         self.generation = 0
         self.last_snapshot: m.Snapshot | None = None
         self.copies: m.CopiesMade | None = None
+        self.neighbour_copy: NeighbourCopy | None = None  # None: nothing is sent to another node
         self.paused = False  # its server waits, and its program may be dumped and restored elsewhere
         self.paused_snapshot = 0  # that was taken for that; 0: none
         self.program = program
@@ -93,10 +106,14 @@ class ProcessState:
 
     @property
     def survives_device_loss(self) -> bool | None:
-        """Has another device, or host memory, all that its last snapshot has? None: nobody looks."""
+        """Has another device, or host memory of this node or the next one, all that its last snapshot has? None: nobody
+        looks."""
         if self.copies is None or self.last_snapshot is None or not self.machine.grouped:
             return None
-        return self.copies.snapshot == self.last_snapshot.number and self.copies.missing_bytes == 0
+        if self.copies.snapshot != self.last_snapshot.number:
+            return False
+        there = self.neighbour_copy is not None and self.neighbour_copy.snapshot == self.last_snapshot.number
+        return self.copies.missing_bytes == 0 or (there and self.copies.brought_bytes == 0)
 
     @property
     def shadow_bytes(self) -> int:

@@ -55,6 +55,7 @@ from xmigd.supervisor.member import Member
 from xmigd.supervisor.process import Process, now
 from xmigd.supervisor.runners import Runners
 from xmigd.supervisor.scopes import Scopes
+from xmigd.supervisor.unique import UniqueCopies
 from xmigd.supervisor.unprotected import Watch
 
 logger = log.get("supervisor")
@@ -104,14 +105,20 @@ class Supervisor:
             last_checkpoint=settings.checkpoint_last,
         )
         self.being_lost: Subscribers[Process] = Subscribers()
+        self.nodes_left: Subscribers[str] = Subscribers()  # there are no processes here any more of jobs with these
         self.fetch_chunks: Fetch | None = None  # of ranks of other nodes; None: these are not reached yet
         self._stall_bound, self._snapshot_cost = settings.stall_bound, settings.snapshot_cost
         self._hang_timeout = settings.hang_timeout
         self.processes: dict[str, Process] = {}
         self.history = History()  # what ranks do, and have done
+        self.unique = UniqueCopies(
+            settings.node, self.processes, most_bytes=settings.replica_copies_mib * MIB,
+            rate=settings.neighbour_copies_rate * MIB,
+        )  # fmt: skip
         self._local_ranks = Ranks(
             self.processes, self.job_log, self.history, settings.standby_communicators_mib * MIB,
-            settings.replica_copies_mib * MIB, settings.recovery_timeout, now(), settings.replica_check,
+            lambda members: self.unique.settled([one for one in members if isinstance(one, Process)]),
+            settings.recovery_timeout, now(), settings.replica_check,
             self._end_for_corruption, settings.replica_policy,
         )  # fmt: skip
         self._expected_of = Counter(each.job.id for each in live)
@@ -119,7 +126,7 @@ class Supervisor:
         self._jobs: dict[str, JobRow] = {process.job.id: process.job for process in live}
         self.scopes = Scopes(
             local=self._local_ranks, links=links, address=settings.peer_host, processes=self.processes, jobs=self._jobs,
-            make_ranks=self._make_ranks,
+            make_ranks=self._make_ranks, settled_here=self.unique.settled_here,
         )  # fmt: skip
         self._learn = learn
         self._uuid_of = uuid_of
@@ -222,6 +229,14 @@ class Supervisor:
     def processes_of(self, job: str) -> list[Process]:
         return [process for process in self.processes.values() if process.job.id == job]
 
+    def has_ranks(self, nodes: str) -> bool:
+        """Of jobs with these nodes."""
+        return any(process.job.nodes == nodes for process in self.processes.values())
+
+    def shares_job(self, peer: str) -> bool:
+        """Has a job ranks here and on that node? Every thread may ask."""
+        return any(peer in (process.job.nodes or "").split(",") for process in list(self.processes.values()))
+
     def stop_job(self, job: str, why: str) -> int:
         """SIGTERM to its programs, SIGKILL after the grace. Returns how many there are."""
         self._jobs.pop(job, None)
@@ -292,12 +307,13 @@ class Supervisor:
         return least_used(free, in_use) if free else device
 
     def _make_ranks(
-        self, members: dict[str, Member], may_begin: Callable[[], bool], hear_all: Callable[[Callable[[], None]], None]
+        self, members: dict[str, Member], may_begin: Callable[[], bool],
+        hear_all: Callable[[Callable[[], None]], None], copy_unique: Callable[[Sequence[Member]], None],
     ) -> Ranks:  # fmt: skip
         """Of jobs of several nodes. Rounds are numbered by the time of day: the nodes have no other in common. Nothing
-        is made ahead, copied or compared: what other nodes' devices hold is not in reach."""
+        is made ahead or compared: what other nodes' devices hold is not in reach."""
         return Ranks(
-            members, self.job_log, self.history, 0, 0, self._settings.recovery_timeout, time.time_ns(), 0,
+            members, self.job_log, self.history, 0, copy_unique, self._settings.recovery_timeout, time.time_ns(), 0,
             self._end_for_corruption, self._settings.replica_policy, may_begin, hear_all,
         )  # fmt: skip
 
@@ -357,6 +373,7 @@ class Supervisor:
         self._adopter.close()
         self._expectations.close()
         self.scopes.close()
+        self.unique.close()
         for process in list(self.processes.values()):
             await process.spawned()
             process.leave()
@@ -483,7 +500,7 @@ class Supervisor:
                 handover_timeout=min(settings.recovery_timeout, MoveLimits().handover_timeout),
             ),
         )  # fmt: skip
-        return Process(
+        process = Process(
             row=row, job=job, pidfd=client, memory=memory, program=self._program_of(job), limits=limits,
             stall_bound=self._stall_bound, snapshot_cost=self._snapshot_cost, layout=self._layout,
             records=self._records, job_log=self.job_log, admit=self._admit, refuse=self._refuse,
@@ -494,6 +511,8 @@ class Supervisor:
             quotas=self._quotas, faults=faults,
             recoveries=recoveries,
         )  # fmt: skip
+        process.neighbour_copy = self.unique.neighbour_of(job)
+        return process
 
     def _program_of(self, job: JobRow) -> ServerProgram:
         """Servers of a job of several nodes are to be reached from the others."""
@@ -530,6 +549,10 @@ class Supervisor:
 
     def _finished(self, process: Process) -> None:
         self.processes.pop(process.row.id, None)
+        self.unique.finished(process)
+        if (nodes := process.job.nodes) is not None and not self.has_ranks(nodes):
+            self.unique.forget(nodes)
+            self.nodes_left(nodes)
         self.scopes.finished(process)
         if self._snapshot_store is not None:
             self._snapshot_store.ended(process.row.id)

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from xmigd.errors import Forbidden, NotFound, ProtocolError, Unavailable
 from xmigd.ipc import messages as m
+from xmigd.memory.retained import Owner, Retained
 from xmigd.supervisor.far_chunks import PATIENCE, TURN, FarRank, Found, room_for
 from xmigd.supervisor.process import Process
 from xmigd.transfers.calls import Calls
@@ -38,6 +39,7 @@ class Wanted(BaseModel):
     nodes: Annotated[str, Field(max_length=4096)]
     process: m.JobId
     chunks: m.Chunks
+    retained: bool = False  # what this node keeps of the peer's own process (docs/decisions/0081)
 
 
 class Answer(BaseModel):
@@ -52,8 +54,9 @@ class Answer(BaseModel):
 class ChunkExchange:
     """Both halves, of one node."""
 
-    def __init__(self, calls: Calls, find: FindProcess, settled: Callable[[], bool]) -> None:
-        """`settled`: does `find` know of all processes that there are?"""
+    def __init__(self, calls: Calls, find: FindProcess, settled: Callable[[], bool], retained: Retained) -> None:
+        """`settled`: does `find` know of all processes that there are? `retained`: of other nodes' processes."""
+        self._retained = retained
         self._calls = calls
         self._find = find
         self._settled = settled
@@ -65,7 +68,7 @@ class ChunkExchange:
 
     async def fetch(self, rank: FarRank, nodes: str, chunks: Sequence[m.ChunkHash]) -> Found:
         """Raises Unavailable: not now; ProtocolError, NotFound, Conflict: never."""
-        wanted = Wanted(nodes=nodes, process=rank.process, chunks=tuple(chunks))
+        wanted = Wanted(nodes=nodes, process=rank.process, chunks=tuple(chunks), retained=rank.retained)
         closing = Closing()
         async with self._receiving:
             try:
@@ -74,7 +77,9 @@ class ChunkExchange:
                 closing.close()  # a thread that nobody waits for any more ends
 
     def _receive(self, peer: str, wanted: Wanted, closing: Closing) -> Found:
-        body, content = self._calls.exchange(peer, wanted.model_dump(mode="json"), closing)
+        # `retained` only where it is true: daemons of earlier versions do not know it.
+        request = wanted.model_dump(mode="json", exclude_defaults=True) | {"op": wanted.op}
+        body, content = self._calls.exchange(peer, request, closing)
         try:
             answer = Answer.model_validate_json(_json(body))
         except ValidationError:
@@ -111,6 +116,9 @@ class ChunkExchange:
         return handle
 
     def _give(self, peer: str, wanted: Wanted) -> tuple[dict[str, Any], bytes]:
+        if wanted.retained:
+            examined, places, content = self._retained.find(Owner(peer, wanted.nodes, wanted.process), wanted.chunks)
+            return Answer(examined=examined, found=places).model_dump(mode="json"), content
         reading = asyncio.run_coroutine_threadsafe(self._read(peer, wanted), self._loop)
         try:
             found = reading.result(TURN + PATIENCE)

@@ -199,8 +199,12 @@ void Daemon::chunks_read(uint64_t number, size_t examined, std::span<const uint6
   send(dump({{"type", "chunks_read"}, {"number", number}, {"examined", examined}, {"found", found}, {"why", why}}));
 }
 
-void Daemon::copies_made(uint64_t snapshot, uint64_t bytes, uint64_t missing_bytes) {
-  send(dump({{"type", "copies_made"}, {"snapshot", snapshot}, {"bytes", bytes}, {"missing_bytes", missing_bytes}}));
+void Daemon::copies_made(uint64_t snapshot, uint64_t bytes, uint64_t missing_bytes, uint64_t brought_bytes) {
+  send(dump({{"type", "copies_made"},
+             {"snapshot", snapshot},
+             {"bytes", bytes},
+             {"missing_bytes", missing_bytes},
+             {"brought_bytes", brought_bytes}}));
 }
 
 void Daemon::snapshot(const SnapshotReport& report) {

@@ -128,7 +128,7 @@ class Daemon {
   // The answer to ReadChunks. `why`: nothing could be read.
   void chunks_read(uint64_t number, size_t examined, std::span<const uint64_t> found, std::string_view why);
   // So much is copied to host memory of what only this process's device has at this snapshot, and so much is not.
-  void copies_made(uint64_t snapshot, uint64_t bytes, uint64_t missing_bytes);
+  void copies_made(uint64_t snapshot, uint64_t bytes, uint64_t missing_bytes, uint64_t brought_bytes);
   void bye(std::string_view reason);
   // Nothing more is reported: the process ends. To be called before it does, so that the last words arrive.
   void hang_up();

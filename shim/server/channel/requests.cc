@@ -565,7 +565,10 @@ Result<Request> parse_request(std::span<const std::byte> message, std::vector<ip
   } else if (type == "copy_unique") {
     CopyUnique copy;
     fields.unsigned_number("bytes", copy.bytes);
-    if (fields.finished()) request = copy;
+    if (fds.size() > 1) fields.fail("copy_unique comes with a descriptor of hashes, or with none");
+    if (fds.size() == 1) copy.elsewhere = std::move(fds[0]);
+    if (fields.finished()) request = std::move(copy);
+    fds.clear();
   } else if (type == "profile" || type == "trace") {
     request = read_profiling(fields, type == "trace", fds);
   } else if (type == "share") {

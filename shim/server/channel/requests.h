@@ -232,10 +232,11 @@ struct ReadChunks {
   std::vector<ChunkHash> chunks;
   ipc::UniqueFd memory;
 };
-// After a snapshot of all ranks, those on other devices having been named (ReplicaRank): copy what they do not have to host memory, if it
-// is not more than this (snapshot/host_copies.h).
+// After a snapshot of all ranks, those of this node on other devices having been named (ReplicaRank): copy what they do not have to host
+// memory, if it is not more than this (snapshot/host_copies.h). `elsewhere`: hashes of what ranks of other nodes have; none: of nothing.
 struct CopyUnique {
   uint64_t bytes = 0;
+  ipc::UniqueFd elsewhere;
 };
 // Memory of the daemon's for what this server writes down of its program's work (profiling/pages.h). `every`: one of so many operations
 // is timed, or fewer; 0: none.

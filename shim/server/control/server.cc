@@ -548,7 +548,7 @@ std::optional<int> Server::operator()(ReadChunks& request) {
 
 std::optional<int> Server::operator()(CopyUnique& request) {
   std::vector<ReplicaSource> others = replica_sources_.take();
-  if (is_executing()) executor_->host_copies().make(std::move(others), request.bytes);
+  if (is_executing()) executor_->host_copies().make(std::move(others), std::move(request.elsewhere), request.bytes);
   return std::nullopt;
 }
 

@@ -25,8 +25,8 @@ Error nobody_has(const std::vector<ChunkState>& missing, size_t all, size_t rank
   char first[20];
   std::snprintf(first, sizeof(first), "%#llx", static_cast<unsigned long long>(missing.front().address));
   return Error{"its device was lost with its memory, and " + std::to_string(missing.size()) + " of " + std::to_string(all) +
-               " chunks (" + in_mib(missing.size()) + ", the first at " + first + ") are in the memory of no other rank, of " +
-               std::to_string(ranks) + " that could have them, and have no copy in host memory"};
+               " chunks (" + in_mib(missing.size()) + ", the first at " + first + ") are in the memory of no other rank, and have no copy in host memory; " +
+               std::to_string(ranks) + " that could have them were searched"};
 }
 
 }  // namespace
@@ -73,7 +73,7 @@ Result<std::vector<ChunkState>> Replicas::take_far(uint32_t rank, const std::vec
     if (!brought) return Error{"the daemon has gone, and nobody else reaches the other nodes", kInterrupted};
     const bool over = !brought->why.empty() || brought->examined == 0 || brought->examined > hashes.size();
     if (over) {
-      services_.log(Level::kWarning, "nothing more comes from a rank of another node: " + brought->why);
+      services_.log(Level::kWarning, "nothing more comes from another node: " + brought->why);
       left.insert(left.end(), rest.begin(), rest.end());
       break;
     }
@@ -82,7 +82,7 @@ Result<std::vector<ChunkState>> Replicas::take_far(uint32_t rank, const std::vec
     rest = rest.subspan(brought->examined);
   }
   services_.log(Level::kInfo, in_mib(wanted.size() - left.size()) + " of " + in_mib(wanted.size()) +
-                                  " that were lost with a device came from a rank of another node in " + in_ms(now_ns() - start));
+                                  " that were lost with a device came from another node in " + in_ms(now_ns() - start));
   return left;
 }
 

@@ -1,12 +1,16 @@
 #include "server/snapshot/host_copies.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <iterator>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <system_error>
 #include <utility>
 
+#include "ipc/whole.h"
 #include "server/clock.h"
 
 namespace xmig::server {
@@ -17,9 +21,17 @@ namespace {
 
 constexpr size_t kBatch = 16;  // granules: so long a snapshot may have to wait
 
+// Nothing, if they cannot be read: then more is copied than needs to be.
+std::vector<uint64_t> hashes_in(const ipc::UniqueFd& file) {
+  struct stat about {};
+  if (!file || ::fstat(file.get(), &about) != 0 || about.st_size <= 0) return {};
+  std::vector<uint64_t> hashes(static_cast<size_t>(about.st_size) / sizeof(uint64_t));
+  return ipc::read_all(file.get(), std::as_writable_bytes(std::span(hashes)), 0) ? hashes : std::vector<uint64_t>{};
+}
+
 }  // namespace
 
-void HostCopies::make(std::vector<ReplicaSource> others, uint64_t most_bytes) {
+void HostCopies::make(std::vector<ReplicaSource> others, ipc::UniqueFd elsewhere, uint64_t most_bytes) {
   stop();
   stopping_ = false;
   {
@@ -27,7 +39,7 @@ void HostCopies::make(std::vector<ReplicaSource> others, uint64_t most_bytes) {
     memory_.copy_log.keep_on_host();
   }
   try {
-    thread_ = std::thread([this, others = std::move(others), most_bytes] { run(others, most_bytes); });
+    thread_ = std::thread([this, others = std::move(others), elsewhere = std::move(elsewhere), most_bytes] { run(others, elsewhere, most_bytes); });
   } catch (const std::system_error&) {
     // No thread to be had: after the next snapshot perhaps.
   }
@@ -38,8 +50,9 @@ void HostCopies::stop() {
   if (thread_.joinable()) thread_.join();
 }
 
-void HostCopies::run(const std::vector<ReplicaSource>& others, uint64_t most_bytes) {
+void HostCopies::run(const std::vector<ReplicaSource>& others, const ipc::UniqueFd& elsewhere, uint64_t most_bytes) {
   std::unordered_set<uint64_t> theirs;
+  for (const uint64_t hash : hashes_in(elsewhere)) theirs.insert(hash);
   for (const ReplicaSource& other : others) {
     const std::optional<SnapshotContent> content = newest_of(other.snapshots);
     if (!content) continue;
@@ -55,7 +68,8 @@ void HostCopies::run(const std::vector<ReplicaSource>& others, uint64_t most_byt
   release_others_than(fits ? wanted : Wanted{});
   const bool made = fits && copy(wanted, snapshot);
   const uint64_t held = copies_.size() * kGranule;
-  services_.daemon.copies_made(snapshot, held, (made ? 0 : bytes - std::min(bytes, held)) + brought_to_device());
+  const uint64_t brought = brought_to_device();
+  services_.daemon.copies_made(snapshot, held, (made ? 0 : bytes - std::min(bytes, held)) + brought, brought);
 }
 
 // What copies from page-locked memory have brought since the snapshot, before they were to bring it to host memory.

@@ -33,15 +33,16 @@ class HostCopies {
   ~HostCopies() { stop(); }
   HostCopies(const HostCopies&) = delete;
 
-  // From the control thread. Of the last snapshot, what these ranks do not have, if it fits into so many bytes. What was under way is given up.
-  void make(std::vector<ReplicaSource> others, uint64_t most_bytes);
+  // From the control thread. Of the last snapshot, what these ranks do not have, if it fits into so many bytes. `elsewhere`: hashes of what
+  // ranks of other nodes have, if any. What was under way is given up.
+  void make(std::vector<ReplicaSource> others, ipc::UniqueFd elsewhere, uint64_t most_bytes);
   // Nothing is copied any more.
   void stop();
 
  private:
   using Wanted = std::map<uint64_t, uint64_t>;  // slot by hash
 
-  void run(const std::vector<ReplicaSource>& others, uint64_t most_bytes);
+  void run(const std::vector<ReplicaSource>& others, const ipc::UniqueFd& elsewhere, uint64_t most_bytes);
   uint64_t look(const std::unordered_set<uint64_t>& theirs, Wanted& wanted);
   void release_others_than(const Wanted& wanted);
   uint64_t brought_to_device();
