@@ -71,7 +71,7 @@ def until_rest(node: RankNode, ranks: Ranks, folder: Path) -> None:
         now = sum(row["snapshots"] or 0 for row in rows)
         if now != number or not have_all(rows):
             number, since = now, time.monotonic()
-        return time.monotonic() - since > 1.5
+        return time.monotonic() - since > 3  # one that was given up is tried again within two seconds
 
     harness.wait_until(rests, "no more snapshots", 60)
 

@@ -520,7 +520,7 @@ def test_replicas_are_of_the_job_s_user() -> None:
                 (number, [one.row.id for one in near], [one.process for one in far])
             ),
         )  # fmt: skip
-    following = Following(NODES, network["b"], processes)
+    following = Following(NODES, network["b"], processes, lambda nodes, members: None)
     server: Any = SimpleNamespace(number=3)
     for process in processes.values():
         following.reported(process, server, m.ReplicasWanted(type="replicas_wanted", bytes=5))
