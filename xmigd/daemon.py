@@ -325,7 +325,7 @@ async def serve(settings: Settings) -> None:
             shares_job=supervisor.shares_job,
         )  # fmt: skip
         supervisor.unique.others = neighbour_exchange
-        supervisor.nodes_left.add(neighbour_exchange.forget)
+        supervisor.nodes_left.add(neighbour_exchange.left)
         Door(
             links, in_loop=orders.or_else(arrivals.in_loop),
             in_thread=neighbour_exchange.or_else(chunk_exchange.or_else(arrivals.in_thread)),

@@ -4,8 +4,7 @@
 // (device/cuda/nccl.h). Both find the other ranks through what they are given, a Meeting: no address is in a program's hands.
 //
 // join() waits for the other ranks and is called from a thread of its own; everything else is the executor's thread's and waits for
-// nobody, but with NCCL for the first operation that needs a connection: the first transfer between two ranks, and the first of a kind
-// or size for which NCCL chooses another algorithm than for a small sum. Not where a process has several of up to 32 ranks.
+// nobody, but for the first transfer between two ranks with NCCL, unless a process has several of up to 32 ranks.
 #pragma once
 
 #include <array>
@@ -41,7 +40,6 @@ struct Place {
   std::vector<std::string> settings;  // NAME=VALUE, what its user has set for that
   std::string address;                // of this node, for ranks of others; empty: there are none
   std::chrono::milliseconds patience{};  // in an operation, with a rank that does nothing
-  std::function<bool()> given_up;         // join() need not go on; empty: it always has to
 };
 
 // Where the ranks of a group meet. Each brings a text and gets all of them, by rank. Waits; the error says who did not come.
@@ -74,11 +72,13 @@ class Collectives {
  public:
   virtual ~Collectives() = default;
 
-  // `failed` is called from any thread when a failure of the communicator becomes known. A first operation is part of it, so that none
-  // that anybody waits for is the first.
+  // `failed` is called from any thread when a failure of the communicator becomes known.
   virtual Result<std::unique_ptr<Communicator>> join(const Place& place, const Meeting& meet, std::function<void()> failed) = 0;
   // All of a group begins.
   virtual Status run(std::span<Part> parts) = 0;
+  // A first operation, so that none that anybody waits for is the first. The parts are all ranks of one communicator that this process
+  // has; their streams and operations are not looked at. Waits, as long as give_up() does not say that it is enough.
+  virtual Result<> warm(std::span<Part>, const std::function<bool()>&) { return {}; }
 };
 
 }  // namespace xmig::device

@@ -86,6 +86,10 @@ class CountedCollectives final : public Collectives {
     for (Part& part : parts) part.communicator = static_cast<Counted*>(part.communicator)->inner();
     return inner_.run(parts);
   }
+  Result<> warm(std::span<Part> parts, const std::function<bool()>& give_up) override {
+    for (Part& part : parts) part.communicator = static_cast<Counted*>(part.communicator)->inner();
+    return inner_.warm(parts, give_up);
+  }
 
  private:
   Collectives& inner_;

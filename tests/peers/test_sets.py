@@ -520,7 +520,10 @@ def test_replicas_are_of_the_job_s_user() -> None:
                 (number, [one.row.id for one in near], [one.process for one in far])
             ),
         )  # fmt: skip
-    following = Following(NODES, network["b"], processes, lambda nodes, members: None)
+    settled: list[list[str]] = []
+    following = Following(
+        NODES, network["b"], processes, lambda nodes, members: settled.append([one.row.id for one in members])
+    )
     server: Any = SimpleNamespace(number=3)
     for process in processes.values():
         following.reported(process, server, m.ReplicasWanted(type="replicas_wanted", bytes=5))
@@ -535,6 +538,9 @@ def test_replicas_are_of_the_job_s_user() -> None:
     following.received(n.parse(body("name_replicas", process=ONE, server=3, ranks=ranks)))
     assert missing() == 0
     assert named == [(2, [third], [far]), (3, [third], [far])]
+    following.received(n.parse(body("settled", processes=[ONE, OTHER])))
+    following.received(n.parse(body("settled", processes=[ONE, third])))
+    assert settled == [[ONE, third]]
 
 
 @in_a_loop

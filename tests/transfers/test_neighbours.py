@@ -224,3 +224,25 @@ def test_nothing_is_sent_without_a_rate() -> None:
     assert copy is not None
     assert copy.node == "a"
     assert sending.neighbour_of(alone) is None
+
+
+def test_rounds_that_come_while_one_is_looked_at() -> None:
+    """That one is looked at until its end, and then the newest."""
+
+    async def run() -> None:
+        unique, looked, go_on = UniqueCopies("a", {}, most_bytes=1, rate=0), list[str](), asyncio.Event()
+
+        async def look(nodes: str, members: Sequence[Any]) -> None:
+            looked.append(members[0].round)
+            await go_on.wait()
+
+        unique._look = look  # type: ignore[method-assign]
+        for round in ("first", "second", "third"):
+            unique.settled_here("a,b", [SimpleNamespace(row=SimpleNamespace(id=PROCESS), round=round)])  # type: ignore[list-item]
+            await asyncio.sleep(0)
+        go_on.set()
+        while unique._looking:
+            await asyncio.sleep(0)
+        assert looked == ["first", "third"]
+
+    asyncio.run(run())

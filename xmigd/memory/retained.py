@@ -119,8 +119,10 @@ class Retained:
         return len(chunks), tuple(found), b"".join(content)
 
     def forget(self, which: Callable[[Owner], bool]) -> None:
+        """Waits, for content that is being written, and for the kernel, which frees all of it."""
         with self._lock:
-            self._parts = {owner: part for owner, part in self._parts.items() if not which(owner)}
+            gone = [self._parts.pop(owner) for owner in list(self._parts) if which(owner)]
+        gone.clear()  # where nobody waits for the lock
 
     def _reserved(self) -> int:
         return sum(len(part.wanted) for part in self._parts.values()) * m.CHUNK

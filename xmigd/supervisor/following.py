@@ -190,8 +190,10 @@ class Following:
                 near = [one for one in known_here if one is not None and one.row.uid == process.row.uid]
                 process.name_ranks(number, near, [FarRank(node, one) for node, one in message.ranks if node != here])
             case n.Settled(processes=names):
-                found = [self._own(one) for one in names]
-                self._settled_here(self._nodes, [one for one in found if one is not None])
+                # A job is one user's, whatever the node that leads says: they get to see each other's snapshots.
+                found = [one for one in map(self._own, names) if one is not None]
+                if len({one.row.uid for one in found}) == 1:
+                    self._settled_here(self._nodes, found)
             case n.Tell() | n.Send() | n.Met() | n.Look() | n.NameReplicas():
                 pass  # it has ended meanwhile
             case _:

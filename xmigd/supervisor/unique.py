@@ -27,7 +27,8 @@ from xmigd.supervisor.process import Process
 from xmigd.supervisor.state import NeighbourCopy
 
 MOST_CHUNKS = 1 << 19  # 1 TiB: of a node, and of a process
-AGAIN = 0.1  # seconds, until what does not work now is tried again
+AGAIN, MOST_AGAIN = 0.1, 5.0  # seconds, until what does not work now is tried again: at first, and at most
+ANSWERS_WITHIN = 3.0  # seconds; what a node does not say until then is taken for unique
 
 logger = log.get("replicas")
 
@@ -95,8 +96,10 @@ class UniqueCopies:
         self._budget = Budget(rate) if rate else None
         self._at_once = max(1, min(m.CHUNKS_AT_ONCE, int(rate) // m.CHUNK))
         self._looking: dict[str, asyncio.Task[None]] = {}  # by the first member
+        self._to_look_at: dict[str, tuple[str, Sequence[Process]]] = {}  # by the same: nodes, members
         self._sending: dict[str, _Sending] = {}
         self._held: dict[str, tuple[int, frozenset[int]]] = {}  # by nodes: a round, and what ranks here have at it
+        self._reading = asyncio.Lock()  # what is in _held: once, whoever asks
         self._farewells: set[asyncio.Task[None]] = set()
 
     def neighbour_of(self, job: JobRow) -> NeighbourCopy | None:
@@ -118,18 +121,18 @@ class UniqueCopies:
             return
         members = sorted(members, key=lambda one: one.row.id)
         key = members[0].row.id
-        if (before := self._looking.get(key)) is not None:
-            before.cancel()
-        task = self._looking[key] = asyncio.get_running_loop().create_task(self._look(nodes, members))
-        task.add_done_callback(lambda done: self._looking.pop(key) if self._looking.get(key) is done else None)
+        self._to_look_at[key] = nodes, members
+        if key not in self._looking:
+            task = self._looking[key] = asyncio.get_running_loop().create_task(self._look_at_all(key))
+            task.add_done_callback(lambda _: self._looking.pop(key))
 
     def finished(self, process: Process) -> None:
         """Its neighbour forgets what it retains, now if it is in reach, or with the end of its own ranks."""
         sending = self._sending.pop(process.row.id, None)
-        if sending is None:
-            return
-        if sending.task is not None:
+        if sending is not None and sending.task is not None:
             sending.task.cancel()
+        if process.neighbour_copy is None:
+            return  # nor has an earlier daemon sent anything
         task = asyncio.get_running_loop().create_task(self._forget(process))
         self._farewells.add(task)
         task.add_done_callback(self._farewells.discard)
@@ -143,21 +146,32 @@ class UniqueCopies:
 
     async def held(self, nodes: str, round: int) -> frozenset[int]:
         """For another node: what ranks here have in their snapshots of this round. Raises Unavailable."""
-        if self._held.get(nodes, (0, frozenset()))[0] != round:
+        async with self._reading:
+            known, hashes = self._held.get(nodes, (0, frozenset()))
+            if known == round:
+                return hashes
             members = [one for one in self._processes.values() if one.job.nodes == nodes]
             at_it = [one for one in members if one.last_snapshot is not None and one.last_snapshot.round == round]
+            if not at_it:
+                return frozenset()
             try:
                 tables = await _tables(at_it)
             except (Unreadable, OSError) as error:
                 raise Unavailable(f"a snapshot cannot be read: {error}") from None
-            self._held[nodes] = round, await asyncio.to_thread(frozenset[int]().union, *tables)
-        return self._held[nodes][1]
+            hashes = await asyncio.to_thread(frozenset[int]().union, *tables)
+            self._held[nodes] = round, hashes
+            return hashes
 
     def forget(self, nodes: str) -> None:
         """There are no processes of such jobs here any more."""
         self._held.pop(nodes, None)
 
     # --- what of a round is unique -----------------------------------------------------------------------------------
+
+    async def _look_at_all(self, key: str) -> None:
+        """One after the other, or a group with many rounds would never be looked at; the newest comes next."""
+        while (due := self._to_look_at.pop(key, None)) is not None:
+            await self._look(*due)
 
     async def _look(self, nodes: str, members: Sequence[Process]) -> None:
         snapshots = [one.last_snapshot for one in members]
@@ -188,7 +202,11 @@ class UniqueCopies:
             for at in range(0, len(wanted), MOST_CHUNKS):
                 some = wanted[at : at + MOST_CHUNKS]
                 try:
-                    bits = await self._reach().held(node, nodes, round, some)
+                    async with asyncio.timeout(ANSWERS_WITHIN):
+                        bits = await self._reach().held(node, nodes, round, some)
+                except TimeoutError:
+                    logger.debug("a node does not say what it has", peer=node, why="it takes too long")
+                    break
                 except XmigError as error:
                     logger.debug("a node does not say what it has", peer=node, why=error.message)
                     break
@@ -218,13 +236,15 @@ class UniqueCopies:
     async def _send_all(self, process: Process, copy: NeighbourCopy, sending: _Sending) -> None:
         while sending.due is not None:
             (snapshot, unique), sending.due = sending.due, None
+            pause = AGAIN
             while sending.due is None:
                 try:
                     await self._bring(process, copy, sending, snapshot, unique)
                     why = ""
                 except Unavailable as error:
                     self._note(process, copy, error.message)
-                    await asyncio.sleep(AGAIN)
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, MOST_AGAIN)
                     continue
                 except XmigError as error:
                     why = error.message

@@ -12,6 +12,7 @@ import json
 import os
 from array import array
 from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -26,6 +27,8 @@ from xmigd.transfers.door import Quick
 from xmigd.transfers.wire import Closing
 
 PATIENCE = 10.0  # seconds, for an answer of the loop
+AT_ONCE = 2  # that content is sent: recoveries and launches need threads and connections, too
+DEADLINE = 60.0  # seconds, for one of them
 HASH = 8  # bytes
 
 HasRanks = Callable[[str], bool]  # of jobs with these nodes
@@ -87,36 +90,41 @@ class NeighbourExchange:
         self._held = held
         self._shares_job = shares_job
         self._loop = asyncio.get_running_loop()
+        self._asking = ThreadPoolExecutor(1, "neighbours")  # which does not wait for content
+        self._sending = ThreadPoolExecutor(AT_ONCE, "neighbours")
 
     # --- this node asks ----------------------------------------------------------------------------------------------
 
     async def held(self, node: str, nodes: str, round: int, hashes: Sequence[int]) -> bytes:
         """Raises Unavailable, ProtocolError, Conflict."""
-        return await self._bits(node, HeldRequest(nodes=nodes, round=round), hashes)
+        return await self._bits(self._asking, node, HeldRequest(nodes=nodes, round=round), hashes)
 
     async def retain(self, node: str, nodes: str, process: str, hashes: Sequence[int]) -> bytes:
         """Raises Unavailable: not now; ProtocolError, Conflict."""
-        return await self._bits(node, RetainRequest(nodes=nodes, process=process), hashes)
+        return await self._bits(self._sending, node, RetainRequest(nodes=nodes, process=process), hashes)
 
     async def send_content(self, node: str, nodes: str, process: str, hashes: Sequence[int], memory: Fd) -> None:
         """Raises as `retain`."""
         request = ContentRequest(nodes=nodes, process=process, hashes=tuple(hashes))
         content = await asyncio.to_thread(os.pread, memory.fileno(), len(hashes) * m.CHUNK, 0)
-        await self._exchange(node, request, content)
+        await self._exchange(self._sending, node, request, content)
 
-    async def _bits(self, node: str, request: _Request, hashes: Sequence[int]) -> bytes:
+    async def _bits(self, threads: ThreadPoolExecutor, node: str, request: _Request, hashes: Sequence[int]) -> bytes:
         payload = await asyncio.to_thread(lambda: array("Q", hashes).tobytes())
-        bits = await self._exchange(node, request, payload)
+        bits = await self._exchange(threads, node, request, payload)
         if len(bits) != len(hashes) or not set(bits) <= {0, 1}:
             raise ProtocolError(f"{node} answers what was not requested")
         return bits
 
-    async def _exchange(self, node: str, request: _Request, payload: bytes) -> bytes:
+    async def _exchange(self, threads: ThreadPoolExecutor, node: str, request: _Request, payload: bytes) -> bytes:
         closing = Closing()
         try:
             body = request.model_dump(mode="json")
-            _, more = await asyncio.to_thread(self._calls.exchange, node, body, closing, payload)
+            async with asyncio.timeout(DEADLINE):
+                _, more = await self._loop.run_in_executor(threads, self._calls.exchange, node, body, closing, payload)
             return more
+        except TimeoutError:
+            raise Unavailable(f"{node} takes longer than {DEADLINE:.0f} s") from None
         finally:
             closing.close()  # a thread that nobody waits for any more ends
 
@@ -157,11 +165,9 @@ class NeighbourExchange:
                     return self._retained.retain(Owner(peer, nodes, process), ())
                 self._check(peer, nodes, next_only=True)
                 lacking = self._retained.retain(Owner(peer, nodes, process), _hashes(payload))
-                try:
-                    self._check(peer, nodes, next_only=True)
-                except Unavailable:  # the last rank here has ended meanwhile, and nobody else forgets it
-                    self.forget(nodes)
-                    raise
+                if not self._in_loop(self._async_has_ranks(nodes)):  # the last one has ended meanwhile
+                    self.forget(nodes)  # or nobody would
+                    raise Unavailable("no rank of that job is here any more")
                 return lacking
             case ContentRequest(nodes=nodes, process=process, hashes=hashes):
                 if len(payload) != len(hashes) * m.CHUNK:
@@ -169,8 +175,12 @@ class NeighbourExchange:
                 self._retained.put(Owner(peer, nodes, process), hashes, payload)
                 return b""
 
-    def forget(self, nodes: str) -> None:
+    def left(self, nodes: str) -> None:
         """No job with these nodes has ranks here any more."""
+        self._loop.run_in_executor(None, self.forget, nodes)
+
+    def forget(self, nodes: str) -> None:
+        """The same. Blocks."""
         self._retained.forget(lambda owner: owner.nodes == nodes)
 
     def _check(self, peer: str, nodes: str, *, next_only: bool = False) -> None:

@@ -71,18 +71,16 @@ Result<> trusted(const std::string& path) {
 }
 
 constexpr const char* kUnknown = "unknown";
-constexpr const char* kWhenToConnect = "NCCL_RUNTIME_CONNECT";
-constexpr const char *kEarly = "early", *kLate = "late", *kOpen = "open";  // connections are made with the communicator, or when needed
 constexpr size_t kFirstBytes = 4096;  // of the first operation, on each rank
-constexpr size_t kMostFirst = 64;      // ranks that do not share these bytes; what is in them matters to nobody
+constexpr size_t kMostFirst = 64;      // ranks of one communicator in one process
 constexpr uint32_t kMostPairs = 32;    // ranks that are connected with each other from the beginning, if some share a process
 constexpr std::chrono::seconds kFirstPatience{60};
 constexpr auto kByte = static_cast<ncclDataType_t>(journal::DataType::kInt8);
-constexpr auto kFloat = static_cast<ncclDataType_t>(journal::DataType::kFloat32);
 
-// What its user has set, and what xMIG needs: no NVLink multicast, which no handle of memory survives; no pages of the host through the
-// driver's own allocator, which can deadlock; and no access to a program's memory by another device of the process, for which it is not
-// mapped.
+// What its user has set, and what xMIG needs: no NVLink multicast, which no handle of memory survives; connections are made when the
+// communicator is, where waiting is allowed, unless its user wants them later, which takes less memory; no pages of the host through
+// the driver's own allocator, which can deadlock; and no access to a program's memory by another device of the process, for which it is
+// not mapped.
 void set_up(const std::vector<std::string>& settings) {
   for (const std::string& setting : settings) {
     const size_t equals = setting.find('=');
@@ -90,6 +88,7 @@ void set_up(const std::vector<std::string>& settings) {
     ::setenv(setting.substr(0, equals).c_str(), setting.c_str() + equals + 1, 1);
   }
   ::setenv("NCCL_NVLS_ENABLE", "0", 1);
+  ::setenv("NCCL_RUNTIME_CONNECT", "0", 0);
   ::setenv("NCCL_CUMEM_HOST_ENABLE", "0", 1);
   ::setenv("NCCL_P2P_DIRECT_DISABLE", "1", 1);
 }
@@ -324,7 +323,7 @@ class NcclCollectives final : public Collectives {
     steps.done("to load NCCL");
     const std::span<std::byte> address = std::as_writable_bytes(std::span(id.internal));
     const Offer own{std::to_string(version), device_of(place), begun_.load() ? "old" : "new", place.rank == 0 ? to_hex(address) : "none",
-                    process_name(), connects()};
+                    process_name()};
     const Result<std::vector<std::string>> texts = meet(own.text());
     if (!texts) return texts.error();
     steps.done("until all ranks met");
@@ -339,19 +338,46 @@ class NcclCollectives final : public Collectives {
     if (offers.empty() || !from_hex(offers[0].address, address)) return Error{"what rank 0 says is no address"};
     if (is_apart(offers, place.rank)) ::setenv("NCCL_HOSTID", ("xmig-" + std::to_string(::getpid())).c_str(), 1);
     begun_ = true;
-    const bool shared = share_a_process(offers);
-    if (const Result<> chosen = choose_when_to_connect(offers, shared); !chosen) return chosen.error();
     ncclComm_t comm = nullptr;
     result = library.ncclCommInitRank(&comm, static_cast<int>(place.ranks), id, static_cast<int>(place.rank));
     if (result != ncclSuccess) return failure(library, "cannot make the communicator", result);
     steps.done("to make it");
-    if (const Result<> connected = place.ranks > 1 ? connect(library, comm, place, shared) : Result<>{}; !connected) {
-      apart(driver_, static_cast<CUcontext>(place.context), [&library, comm] { library.ncclCommAbort(comm); });
-      return connected.error();
+    if (share_a_process(offers)) {
+      if (Result<> connected = connect_pairs(library, comm, place); !connected) return connected.error();
+      steps.done("for first transfers");
     }
-    steps.done("for a first sum");
     return std::unique_ptr<Communicator>(
         std::make_unique<NcclCommunicator>(driver_, library, comm, place, steps.text(), std::move(failed)));
+  }
+
+  // In page-locked memory of the host, which is registered once: to give device memory back would wait for all work of the device.
+  Result<> warm(std::span<Part> parts, const std::function<bool()>& give_up) override {
+    if (parts.size() > kMostFirst) return {};
+    parts[0].enter();
+    void* const memory = first_memory();
+    if (!memory) return Error{"no page-locked memory for the first operation"};
+    CUresult result = CUDA_SUCCESS;
+    for (size_t i = 0; i < parts.size() && result == CUDA_SUCCESS; ++i) {
+      CUstream stream = nullptr;
+      parts[i].enter();
+      result = driver_.cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0);
+      parts[i].stream = stream;
+      CollectiveOperation& first = parts[i].operations.emplace_back();
+      first.kind = static_cast<uint32_t>(CollectiveKind::kAllReduce);
+      first.type = static_cast<uint32_t>(journal::DataType::kFloat32);
+      first.send = first.receive = reinterpret_cast<uint64_t>(memory) + i * kFirstBytes;
+      first.count = kFirstBytes / sizeof(float);
+    }
+    if (result == CUDA_SUCCESS) result = result_of(run(parts));
+    for (const Part& part : parts) {
+      if (!part.stream) continue;
+      part.enter();
+      if (result == CUDA_SUCCESS) result = wait(static_cast<CUstream>(part.stream), give_up);
+      if (result == CUDA_ERROR_TIMEOUT) return Error{"the first operation was not done in time"};  // to end its streams would wait
+      driver_.cuStreamDestroy_v2(static_cast<CUstream>(part.stream));
+    }
+    if (result != CUDA_SUCCESS) return Error{"the first operation failed: CUDA error " + std::to_string(result)};
+    return {};
   }
 
   // One group for all: a rank's communicators may wait for each other's peers.
@@ -386,13 +412,12 @@ class NcclCollectives final : public Collectives {
     std::string since;    // new: its process has no communicator yet
     std::string address;  // of rank 0
     std::string process;
-    std::string connects;  // kEarly, kLate, or kOpen: it has no communicator yet, and does as the others
 
-    std::string text() const { return version + " " + device + " " + since + " " + address + " " + process + " " + connects; }
+    std::string text() const { return version + " " + device + " " + since + " " + address + " " + process; }
     static Offer of(const std::string& text) {
       std::istringstream words(text);
       Offer offer;
-      words >> offer.version >> offer.device >> offer.since >> offer.address >> offer.process >> offer.connects;
+      words >> offer.version >> offer.device >> offer.since >> offer.address >> offer.process;
       return offer;
     }
   };
@@ -424,78 +449,41 @@ class NcclCollectives final : public Collectives {
     return std::any_of(offers.begin(), offers.end(), [&](const Offer& one) { return !seen.insert(one.process).second; });
   }
 
-  // When does this process make connections? The library asks once, when its first communicator is made.
-  std::string connects() {
-    const std::lock_guard lock(connecting_);
-    if (connects_.empty()) {
-      const char* const wanted = ::getenv(kWhenToConnect);
-      if (wanted) connects_ = std::strcmp(wanted, "0") == 0 ? kEarly : kLate;
-    }
-    return connects_.empty() ? kOpen : connects_;
-  }
-
-  // With the communicator, or when an operation needs them, which is quicker and takes less memory: all of its ranks have to do the same.
-  // Late, the executor waits in such an operation for the other ranks: it would wait for itself, where it has two of them.
-  Result<> choose_when_to_connect(const std::vector<Offer>& offers, bool shared) {
-    std::string chosen = kOpen;
-    for (const Offer& one : offers) {
-      if (one.connects == kOpen) continue;
-      if (chosen != kOpen && chosen != one.connects) return differ();
-      chosen = one.connects;
-    }
-    if (chosen != kEarly && chosen != kLate) chosen = shared ? kEarly : kLate;
-    const std::lock_guard lock(connecting_);
-    if (connects_.empty()) ::setenv(kWhenToConnect, chosen == kEarly ? "0" : "1", 1);
-    if (!connects_.empty() && connects_ != chosen) return differ();  // another of this process was made meanwhile
-    connects_ = chosen;
-    return {};
-  }
-
-  static Error differ() {
-    return Error{std::string("some ranks connect when the communicator is made, others later: set ") + kWhenToConnect + "=0 for all of them"};
-  }
-
-  // A first sum connects all ranks, and loads what sums need, which may wait for kernels that run. And where a process has several ranks,
-  // each transfers something to each other one: the first transfer between two waits for both, and the executor, which begins operations
-  // one after the other, would wait for itself. All in page-locked memory of the host, which is registered once: to give device memory back
-  // would wait for all work of the device.
-  Result<> connect(const Library& library, ncclComm_t comm, const Place& place, bool pairs) {
-    std::byte* const memory = first_memory();
+  // The first transfer between two ranks waits for both. The executor begins operations one after the other: it would wait for itself,
+  // where it has both, or two of a ring. So each rank has transferred something to each other one before anybody has the communicator. A
+  // first sum loads what sums need, which may wait for kernels that run.
+  Result<> connect_pairs(const Library& library, ncclComm_t comm, const Place& place) {
+    void* const memory = first_memory();
     CUstream stream = nullptr;
     if (!memory || driver_.cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0) != CUDA_SUCCESS) {
-      return Error{"no page-locked memory, or no stream, for the first operation of a communicator"};
+      return Error{"no page-locked memory, or no stream, for the first transfers"};
     }
-    std::byte* const own = memory + place.rank % kMostFirst * kFirstBytes;
-    ncclResult_t result = library.ncclAllReduce(own, own, kFirstBytes / sizeof(float), kFloat, ncclSum, comm, stream);
-    if (pairs) {
-      if (result == ncclSuccess) result = library.ncclGroupStart();
-      for (uint32_t peer = 0; peer < std::min(place.ranks, kMostPairs) && result == ncclSuccess; ++peer) {
-        if (peer == place.rank || place.rank >= kMostPairs) continue;
-        result = library.ncclSend(own, 1, kByte, static_cast<int>(peer), comm, stream);
-        if (result == ncclSuccess) result = library.ncclRecv(own, 1, kByte, static_cast<int>(peer), comm, stream);
-      }
-      const ncclResult_t ended = library.ncclGroupEnd();
-      if (result == ncclSuccess) result = ended;
+    ncclResult_t result = library.ncclAllReduce(memory, memory, 1, kByte, ncclMax, comm, stream);
+    if (result == ncclSuccess) result = library.ncclGroupStart();
+    for (uint32_t peer = 0; peer < std::min(place.ranks, kMostPairs) && result == ncclSuccess; ++peer) {
+      if (peer == place.rank || place.rank >= kMostPairs) continue;
+      result = library.ncclSend(memory, 1, kByte, static_cast<int>(peer), comm, stream);
+      if (result == ncclSuccess) result = library.ncclRecv(memory, 1, kByte, static_cast<int>(peer), comm, stream);
     }
+    const ncclResult_t ended = library.ncclGroupEnd();
+    if (result == ncclSuccess) result = ended;
     if (result != ncclSuccess) return failure(library, "cannot connect the ranks", result);
     const auto end = std::chrono::steady_clock::now() + kFirstPatience;
-    const auto enough = [&] { return std::chrono::steady_clock::now() > end || (place.given_up && place.given_up()); };
-    if (const CUresult done = wait(stream, enough); done != CUDA_SUCCESS) {  // to end its stream would wait
-      return Error{done == CUDA_ERROR_TIMEOUT ? "NCCL: the first operation of a communicator was not done in time"
-                                              : "NCCL: the first operation of a communicator failed: CUDA error " + std::to_string(done)};
+    if (wait(stream, [&] { return std::chrono::steady_clock::now() > end; }) != CUDA_SUCCESS) {
+      return Error{"NCCL: the first transfers between the ranks failed, or took more than " + std::to_string(kFirstPatience.count()) + " s"};
     }
     driver_.cuStreamDestroy_v2(stream);
     return {};
   }
 
   // Of page-locked memory, in which nothing is looked for. Null: there is none.
-  std::byte* first_memory() {
-    static std::byte* const memory = [&]() -> std::byte* {
+  void* first_memory() {
+    static void* const memory = [&]() -> void* {
       void* const pages = std::aligned_alloc(kFirstBytes, kMostFirst * kFirstBytes);
       if (!pages) return nullptr;
       std::memset(pages, 0, kMostFirst * kFirstBytes);
       constexpr unsigned kFlags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP;
-      return driver_.cuMemHostRegister_v2(pages, kMostFirst * kFirstBytes, kFlags) == CUDA_SUCCESS ? static_cast<std::byte*>(pages) : nullptr;
+      return driver_.cuMemHostRegister_v2(pages, kMostFirst * kFirstBytes, kFlags) == CUDA_SUCCESS ? pages : nullptr;
     }();
     return memory;
   }
@@ -526,8 +514,6 @@ class NcclCollectives final : public Collectives {
   const DriverTable& driver_;
   std::atomic<const Library*> library_{nullptr};
   std::atomic<bool> begun_{false};  // this process has been a rank
-  std::mutex connecting_;
-  std::string connects_;  // guarded by connecting_: kEarly or kLate, from the first communicator on
 };
 
 }  // namespace

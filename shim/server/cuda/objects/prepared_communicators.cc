@@ -17,6 +17,7 @@ namespace {
 
 constexpr std::chrono::seconds kToEnd{2};            // for what a library is doing when the server ends
 constexpr std::chrono::seconds kMostToJoin{20};      // the others are wanted at the same moment
+constexpr uint64_t kMostForFirst = 20'000'000'000;  // ns, until the first operation is done
 
 }  // namespace
 
@@ -171,13 +172,12 @@ Result<> PreparedCommunicators::make(Attempt& attempt) {
   for (const Result<>& result : results) {
     if (!result) return result;
   }
-  return {};
+  return warm(attempt);
 }
 
 Result<> PreparedCommunicators::join(Attempt& attempt, Rank& rank) {
   contexts_.use(rank.ordinal);
-  device::Place& place = rank.place;
-  place.given_up = [this, number = attempt.number] { return given_up(number); };
+  const device::Place& place = rank.place;
   const auto meet = [&](const std::string& offer) {
     return meetings_.attend(attempt.meeting, place.rank, place.ranks, offer, rank.join_time, [this] { return forgotten_.load(); });
   };
@@ -189,6 +189,15 @@ Result<> PreparedCommunicators::join(Attempt& attempt, Rank& rank) {
   if (!joined) return joined.error();
   rank.real = std::move(*joined);
   return {};
+}
+
+Result<> PreparedCommunicators::warm(Attempt& attempt) {
+  std::vector<device::Part> parts;
+  for (Rank& rank : attempt.ranks) {
+    parts.push_back({rank.real.get(), [this, ordinal = rank.ordinal] { contexts_.use(ordinal); }, nullptr, {}});
+  }
+  const uint64_t deadline = now_ns() + kMostForFirst;
+  return device_.collectives().warm(parts, [&] { return now_ns() > deadline || given_up(attempt.number); });
 }
 
 bool PreparedCommunicators::given_up(uint64_t attempt) {

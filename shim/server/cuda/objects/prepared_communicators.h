@@ -74,6 +74,7 @@ class PreparedCommunicators {
   void run();
   Result<> make(Attempt& attempt);
   Result<> join(Attempt& attempt, Rank& rank);
+  Result<> warm(Attempt& attempt);
   bool given_up(uint64_t attempt);
   uint64_t free_bytes(const Attempt& attempt);
 
