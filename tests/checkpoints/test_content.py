@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 
 from tests.harness import ROOT, needs_root
 from xmigd.checkpoints import content, planes
-from xmigd.checkpoints.content import HEADER, PIECE, Chunks, Writing
+from xmigd.checkpoints.content import HEADER, PIECE, Chunks
 from xmigd.checkpoints.manifest import Chunk, Content
 from xmigd.store.objects import Damaged
 
@@ -590,15 +590,12 @@ def test_sync(chunks: Chunks) -> None:
     with chunks.writing() as writing:
         chunks.put(TEXT)
         writing.sync()
-    with pytest.raises(OSError, match="No such file"):
-        gone(chunks).sync()
-
-
-def gone(chunks: Chunks) -> Writing:
-    with chunks.writing() as writing:
-        chunks.remove_unneeded(set)
-    chunks.folder.rename(chunks.folder.with_name("elsewhere"))
-    return writing
+        chunks.folder.rename(chunks.folder.with_name("elsewhere"))
+        with pytest.raises(OSError, match="No such file"):
+            writing.sync()
+        chunks.folder.mkdir()
+        with pytest.raises(OSError, match="another one"):
+            writing.sync()
 
 
 def test_what_a_failing_disk_may_not_have_is_written_again(chunks: Chunks, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -301,10 +302,24 @@ def test_a_job_ends_while_a_part_is_in_doubt(job: Job, stop: bool) -> None:
         two.folder / "checkpoints" / f"{each['id']}.json" for each in two.client.get("/v1/checkpoints")
     }
     assert left.stem[:12] in over["error"]["detail"]
+    if stop:  # nor does anything stand still for ever
+        assert not launchers(job, 1)
     one.starts_again()
     found_again(one)
     wait_until(lambda: not left.exists(), "it is forgotten once the answer is there", 60)
     job.end()
+
+
+def launchers(job: Job, node: int) -> list[str]:
+    """Processes that have started the ranks of this node."""
+    part, found = f"OF_NODE={EACH * node}-{EACH * (node + 1) - 1}".encode(), []
+    for each in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (each / "cmdline").read_bytes().split(b"\0")
+            ours = str(PROGRAMS / "launch.py").encode() in words and str(job.folder).encode() in words
+            if ours and part in (each / "environ").read_bytes().split(b"\0"):
+                found.append(each.name)
+    return found
 
 
 def test_it_is_verified_and_removed(job: Job) -> None:

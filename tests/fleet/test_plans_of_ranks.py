@@ -118,7 +118,7 @@ def test_cancelled_in_the_middle(nodes: list[TransferNode], job: Job) -> None:
         moving = row["progress"]["parts"][0].get("phase") == "moving"
         return moving and bool(one.transfers()[0]["state"] == "copying")
 
-    wait_until(is_sent, "it is sent")
+    wait_until(is_sent, "it is sent", closely=True)
     one.client.delete(f"/v1/operations/{operation['id']}")
     done = ended(one, operation, 120)
     two.network.fast()

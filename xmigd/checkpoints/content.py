@@ -81,6 +81,8 @@ class Chunks:
         self._doubtful: set[str] = set()  # that the disk may not have, although they can be read
         self._failed = 0  # times that `sync` has failed
         self._syncing = threading.Lock()
+        self._flushing = threading.Lock()
+        self._flushed = False  # is what earlier daemons have written on the disk, or lost?
         # Where else a piece may be, as its file has it, and checked; None: it is not there.
         self.elsewhere: Callable[[str, int], bytes | None] = lambda name, size: None
 
@@ -183,7 +185,8 @@ class Chunks:
             self._writers += 1
         kept = self.memory.begin() if in_memory else None
         try:
-            yield Writing(self, kept, durable=durable)
+            with contextlib.closing(Writing(self, kept, durable=durable)) as writing:
+                yield writing
         finally:
             if kept is not None:
                 self.memory.give_up(kept)
@@ -204,17 +207,17 @@ class Chunks:
                         Path(folder, name).unlink(missing_ok=True)
             return True
 
-    def sync(self, failed: int) -> None:
-        """Every piece is on the disk when this returns, if nothing has failed since it had failed so often. Raises
-        OSError: what was written since the last time may be lost, whoever has written it."""
+    def sync(self, folder: int, failed: int) -> None:
+        """Every piece is on the disk when this returns, if nothing has failed since it had failed so often. `folder`:
+        a descriptor of it, opened before anything was written: what has failed before, the kernel tells others only.
+        Raises OSError: what was written since the last time may be lost, whoever has written it."""
         with self._syncing:
-            folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             with self._lock:
                 fresh, self._fresh = self._fresh, set()
             try:
-                if _LIBC.syncfs(folder) != 0:
-                    number = ctypes.get_errno()
-                    raise OSError(number, os.strerror(number))
+                if not os.path.samestat(os.stat(self.folder), os.fstat(folder)):
+                    raise OSError(errno.ESTALE, "the folder has become another one")
+                _syncfs(folder)
             except OSError:
                 with self._lock:
                     fresh |= self._fresh
@@ -223,8 +226,6 @@ class Chunks:
                     self._doubtful |= fresh
                     self._failed += 1
                 raise
-            finally:
-                os.close(folder)
             if self._failed != failed:
                 raise OSError(errno.EIO, "the disk has failed since this began")
 
@@ -242,7 +243,7 @@ class Chunks:
         path = self.path(name)
         if name not in self._doubtful and path.exists():
             with contextlib.suppress(Damaged):
-                _leave_memory(path)
+                self._leave_memory(path)
                 self._read(name, size)
                 with self._lock:
                     self._sound.add(name)
@@ -269,6 +270,23 @@ class Chunks:
         Path(temporary).unlink()  # another thread was faster
         return 0
 
+    def _leave_memory(self, path: Path) -> None:
+        """What is read of the file from now on comes from the disk, if it is on one. Raises Damaged."""
+        with self._flushing:
+            if not self._flushed:  # what the kernel has yet to write would stay in memory
+                folder = _open_folder(self.folder)
+                try:
+                    with contextlib.suppress(OSError):  # whatever of it is not there, is found now
+                        _syncfs(folder)
+                finally:
+                    os.close(folder)
+                self._flushed = True
+        try:
+            with open(path, "rb", buffering=0) as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        except OSError as error:
+            raise Damaged(f"{path.name[:12]} cannot be read: {error.strerror}") from None
+
 
 class Writing:
     """What one checkpoint stores."""
@@ -281,6 +299,10 @@ class Writing:
         self.on_disk = True  # after `sync`
         self.stored_bytes = 0  # on disk, of what was not there before
         private_folder(chunks.folder)
+        self._folder = _open_folder(chunks.folder)
+
+    def close(self) -> None:
+        os.close(self._folder)
 
     def store(self, fd: int) -> Content:
         """All of a file. Raises OSError: no room, or it cannot be read."""
@@ -357,7 +379,7 @@ class Writing:
             with ThreadPoolExecutor(THREADS) as pool:
                 for _ in pool.map(lambda item: self.settle(*item), sizes.items()):
                     pass
-        self._chunks.sync(self._failed)
+        self._chunks.sync(self._folder, self._failed)
 
 
 def _places(fd: int, size: int) -> Iterator[int]:
@@ -455,14 +477,15 @@ def _decoded(header: Bytes, payload: Bytes, size: int) -> Bytes | None:
     return found if encoding == ZSTD else join(found, encoding, _own.planes)
 
 
-def _leave_memory(path: Path) -> None:
-    """What is read of the file from now on comes from the disk, if it is on one. Raises Damaged: it cannot be there."""
-    try:
-        with open(path, "rb", buffering=0) as file:
-            os.fdatasync(file.fileno())  # what the kernel has yet to write stays in memory
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    except OSError as error:
-        raise Damaged(f"{path.name[:12]} cannot be written to the disk: {error.strerror}") from None
+def _open_folder(folder: Path) -> int:
+    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+def _syncfs(folder: int) -> None:
+    """Raises OSError."""
+    if _LIBC.syncfs(folder) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
 
 
 class _Own(threading.local):

@@ -342,7 +342,9 @@ class Checkpoints:
                 whole = not manifest.nodes
                 await self._list(manifest, process.job.uid, process.row.command, device, result, whole=whole)
                 await making.kept(operation)
-            except InDoubt:  # its programs have ended
+            except InDoubt:  # its programs have ended; what has started them still stands, and would for ever
+                if making.stop and pidfds.same_process(making.root, operation.request["root_start"]):
+                    await end(tree(making.root))
                 raise
             except Exception:
                 self._path(id).unlink(missing_ok=True)

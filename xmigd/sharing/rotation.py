@@ -116,7 +116,7 @@ class Rotation:
             if process is None or process.state != "suspended" or process.row.device in kept:
                 continue
             if not await asyncio.to_thread(self._is_ours, name):
-                del self._waits_since[name]
+                self._waits_since.pop(name, None)  # or it has left meanwhile
                 continue
             device, quota = process.row.device, process.job.memory_quota or 0
             if await self._free(device, quota, process.job) and name in self._waits_since:
