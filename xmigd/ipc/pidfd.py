@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import signal
 from pathlib import Path
@@ -39,9 +40,12 @@ def _exits(stat: bytes) -> bool:
 def runs_no_more(pid: int) -> bool:
     """Likewise, of each of its threads: none of its own code runs any more. What the kernel still does at its end, as
     giving a device back, may take long."""
-    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
-        with contextlib.suppress(OSError):  # it has gone
-            if not _exits(stat.read_bytes()):
+    folder, threads = Path(f"/proc/{pid}/task"), list[str]()
+    with contextlib.suppress(OSError):  # it has gone
+        threads = os.listdir(folder)
+    for thread in threads:
+        with contextlib.suppress(OSError):
+            if not _exits((folder / thread / "stat").read_bytes()):
                 return False
     return True
 
