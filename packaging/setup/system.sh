@@ -28,6 +28,8 @@ build)
   "$python" -c 'import ensurepip, venv' 2>/dev/null || need python3-venv python3-pip
   # Tests of several nodes give each a network of its own.
   command -v ip >/dev/null && command -v tc >/dev/null || need iproute2 iproute
+  # A test of a failing disk makes one; outside of root's path it is found all the same.
+  PATH="$PATH:/usr/sbin:/sbin" command -v mkfs.ext4 >/dev/null || need e2fsprogs e2fsprogs
   ;;
 packages)
   command -v rpmbuild >/dev/null || need rpm rpm-build

@@ -10,7 +10,6 @@ import io
 import os
 import random
 import re
-import shutil
 import struct
 import subprocess
 import threading
@@ -624,7 +623,6 @@ def test_what_a_failing_disk_may_not_have_is_written_again(chunks: Chunks, monke
 
 
 @needs_root
-@pytest.mark.skipif(shutil.which("mkfs.ext4") is None, reason="there is no mkfs.ext4")
 def test_what_an_earlier_daemon_left_on_a_failing_disk_is_written_again(tmp_path: Path) -> None:
     """A disk that does not take what is written, and does later. It can be read until then, from memory."""
     pieces = [random.Random(number).randbytes(PIECE) for number in range(4)]

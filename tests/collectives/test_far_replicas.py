@@ -37,8 +37,13 @@ def pair(native_dir: Path) -> Iterator[list[RankNode]]:
 
 @pytest.fixture
 def two(pair: list[RankNode]) -> Iterator[list[RankNode]]:
-    yield pair
-    for one in pair:
+    yield from usable(pair)
+
+
+def usable(nodes: list[RankNode]) -> Iterator[list[RankNode]]:
+    """And again afterwards, whatever a test has done to them."""
+    yield nodes
+    for one in nodes:
         one.network.plug()
         if one.process is None:  # a test that failed has killed it
             one.start()

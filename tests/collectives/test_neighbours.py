@@ -15,8 +15,8 @@ import pytest
 from tests import harness
 from tests.collectives.conftest import enough
 from tests.collectives.nodes import RankNode, Ranks, cluster, kill
-from tests.collectives.test_far_replicas import DEVICES, begun, came, end, lose_all, of, recovered
-from tests.collectives.test_replicas import IN_A_SNAPSHOT, NOBODY, lose, use_again
+from tests.collectives.test_far_replicas import DEVICES, begun, came, end, lose_all, of, recovered, usable
+from tests.collectives.test_replicas import IN_A_SNAPSHOT, NOBODY, lose
 from tests.namespaces import needs_networks
 
 pytestmark = needs_networks
@@ -26,16 +26,6 @@ HOLD = 60  # the step at which they wait
 RATE = 6  # MiB a second, from b to a
 CHUNK = 2 << 20
 SLOW = 8_000  # kilobits a second: a chunk takes two seconds
-
-
-def usable(nodes: list[RankNode]) -> Iterator[list[RankNode]]:
-    yield nodes
-    for one in nodes:
-        one.network.plug()
-        if one.process is None:  # a test that failed has killed it
-            one.start()
-        for device in DEVICES.split(","):
-            use_again(one, device)
 
 
 @pytest.fixture(scope="module")

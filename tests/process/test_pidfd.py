@@ -9,7 +9,7 @@ from xmigd.ipc import pidfd
 
 
 def test_whether_one_that_ends_still_runs() -> None:
-    """Its folder in /proc goes while it is read: whoever looks is told at any moment."""
+    """Its folder in /proc goes while it is read: there is an answer at any moment."""
     for _ in range(100):
         child = subprocess.Popen(["/bin/true"])
         waiting = threading.Thread(target=child.wait)

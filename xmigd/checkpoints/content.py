@@ -31,6 +31,7 @@ import zstandard
 from xmigd.checkpoints.manifest import Chunk, Content
 from xmigd.checkpoints.memory import Kept, MemoryTier, read_into
 from xmigd.checkpoints.planes import PLANES, Bytes, join, split
+from xmigd.ipc.fds import write_all
 from xmigd.store.objects import TEMPORARY, Damaged, private_folder
 
 PIECE = 2 << 20  # bytes
@@ -147,7 +148,7 @@ class Chunks:
         def one(chunk: Chunk, fd: int) -> None:
             if enough is not None and enough.is_set():
                 raise NotWanted
-            _write_all(fd, self._restored(chunk.hash, chunk.bytes, _own.piece), chunk.at)
+            write_all(fd, self._restored(chunk.hash, chunk.bytes, _own.piece), chunk.at)
 
         with ThreadPoolExecutor(2 * THREADS) as pool:  # nobody's program runs yet
             begun = []
@@ -512,10 +513,3 @@ def _read_all(fd: int, into: memoryview, at: int) -> None:
 
 def _shorter() -> OSError:
     return OSError(errno.EIO, "it became shorter while it was read")
-
-
-def _write_all(fd: int, content: Bytes, at: int) -> None:
-    view = memoryview(content)
-    while view:
-        written = os.pwrite(fd, view, at)
-        view, at = view[written:], at + written

@@ -74,6 +74,14 @@ def read_only(fd: Fd) -> Fd:
     return Fd(os.open(f"/proc/self/fd/{fd.fileno()}", os.O_RDONLY | os.O_CLOEXEC))
 
 
+def write_all(fd: int, content: bytes | bytearray | memoryview, at: int) -> None:
+    """All of it, from there on, however many calls that takes. Raises OSError."""
+    view = memoryview(content)
+    while view:
+        written = os.pwrite(fd, view, at)
+        view, at = view[written:], at + written
+
+
 def raise_descriptor_limit() -> int:
     """As many descriptors as this process may have; returns how many. Every granule of device memory is one.
 

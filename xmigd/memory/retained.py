@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from xmigd.errors import Conflict, Unavailable
 from xmigd.ipc import messages as m
-from xmigd.ipc.fds import Fd
+from xmigd.ipc.fds import Fd, write_all
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,8 @@ class _Part:
         for one, place in self.places.items():
             if place >= len(wanted):
                 to = free.pop()
-                _write(self.memory, os.pread(self.memory.fileno(), m.CHUNK, place * m.CHUNK), to)
+                moved = os.pread(self.memory.fileno(), m.CHUNK, place * m.CHUNK)
+                write_all(self.memory.fileno(), moved, to * m.CHUNK)
                 self.places[one] = to
         os.ftruncate(self.memory.fileno(), len(wanted) * m.CHUNK)
 
@@ -96,7 +97,8 @@ class Retained:
                 for number, one in enumerate(hashes):
                     place = part.places.pop(one, None)
                     place = free.pop() if place is None else place
-                    _write(part.memory, content[number * m.CHUNK : (number + 1) * m.CHUNK], place)
+                    one_chunk = memoryview(content)[number * m.CHUNK : (number + 1) * m.CHUNK]
+                    write_all(part.memory.fileno(), one_chunk, place * m.CHUNK)
                     part.places[one] = place
             except OSError as error:
                 raise Conflict(f"host memory has no room: {error.strerror}", code="no_room") from None
@@ -126,9 +128,3 @@ class Retained:
 
     def _reserved(self) -> int:
         return sum(len(part.wanted) for part in self._parts.values()) * m.CHUNK
-
-
-def _write(memory: Fd, content: bytes, place: int) -> None:
-    view, at = memoryview(content), 0
-    while at < len(view):
-        at += os.pwrite(memory.fileno(), view[at:], place * m.CHUNK + at)

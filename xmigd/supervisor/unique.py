@@ -2,7 +2,8 @@
 node, and, of jobs of several nodes, of the next one.
 
 Nothing waits for it. What is known of other nodes, they say: which of some hashes their ranks have at this round. A
-newer round ends what is under way; what the neighbour has already is not sent again.
+round is looked at until its end, and then the newest; a newer one ends what is being sent of an earlier one. What the
+neighbour has already is not sent again.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from xmigd import log
 from xmigd.devices.names import devices_of
 from xmigd.errors import Unavailable, XmigError
 from xmigd.ipc import messages as m
-from xmigd.ipc.fds import Fd, close_all, sealed_memory
+from xmigd.ipc.fds import Fd, close_all, sealed_memory, write_all
 from xmigd.records import JobRow
 from xmigd.store.memory import Unreadable, read_chunks
 from xmigd.supervisor.process import Process
@@ -331,7 +332,7 @@ def _as_memory(hashes: set[int]) -> Fd | None:
     content = array("Q", hashes).tobytes()
     try:
         memory = sealed_memory("xmig-hashes", len(content))
-        os.pwrite(memory.fileno(), content, 0)
+        write_all(memory.fileno(), content, 0)
     except OSError as error:
         logger.warning("a server does not get to know what other nodes have", why=error.strerror)
         return None

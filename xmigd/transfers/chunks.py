@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from xmigd.errors import Forbidden, NotFound, ProtocolError, Unavailable
 from xmigd.ipc import messages as m
+from xmigd.ipc.fds import write_all
 from xmigd.memory.retained import Owner, Retained
 from xmigd.supervisor.far_chunks import PATIENCE, TURN, FarRank, Found, room_for
 from xmigd.supervisor.process import Process
@@ -89,7 +90,7 @@ class ChunkExchange:
         if not found.fits(wanted.chunks) or len(content) != len(found.found) * m.CHUNK:
             raise ProtocolError(f"{peer} answers what was not requested")
         try:
-            _write(memory.fileno(), content)
+            write_all(memory.fileno(), content, 0)
         except OSError as error:
             raise Unavailable(f"host memory has no room: {error.strerror}", hint="make room") from None
         return found
@@ -143,9 +144,3 @@ class ChunkExchange:
 def _json(body: dict[str, Any]) -> bytes:
     """As it came: what JSON cannot distinguish, a strict model of Python's values would."""
     return json.dumps(body).encode()
-
-
-def _write(fd: int, content: bytes) -> None:
-    view, at = memoryview(content), 0
-    while at < len(view):
-        at += os.pwrite(fd, view[at:], at)
