@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import signal
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -31,6 +33,11 @@ LONGEST_FIRST = (
 
 LOG_LINES = 200  # of a daemon, with a failed test
 
+# Programs import numpy, whose library would start a thread for each processor: a quarter of what the import takes.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# What is collected stays. Looking through it again and again while it grows is a third of the time.
+gc.disable()
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--screenshots", action="store_true", help="write docs/screenshots again")
@@ -47,13 +54,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.brought)
 
 
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:  # fmt: skip
     """With a failed test comes what its daemons wrote last: what fails once in a hundred runs cannot be looked at
-    again."""
-    report = yield
+    again. It is rendered without the garbage collector: Python 3.11 cannot read a source while it reads another one,
+    and what is collected may leave a traceback, for which one is read."""
+    gc.disable()
+    try:
+        report = yield
+    finally:
+        gc.enable()
     if report.failed:
         for name, value in getattr(item, "funcargs", {}).items():
             log = getattr(value, "log", None)

@@ -207,6 +207,7 @@ def held(node: Node) -> Held:
 def held_at_rest(node: Node) -> Held:
     """Count it when no program lives, and nobody asks the daemon anything: on a busy machine it sees later than the
     next line of a test that the connection of the last request has been closed, or that a server has gone."""
+    node.client.close()
     path = node.settings.api_socket
     wait_until(lambda: all(state == LISTENS for _, state in unix_sockets(path)), f"no connection to {path}")
     assert node.process is not None

@@ -16,6 +16,7 @@ check:
 \t@test ! -e $$HOME/left || echo "the same home"
 \t@touch built; echo "== 5 passed in 0.1s =="
 test:
+\t@test "$$PIP_EXTRA_INDEX_URL" = here && test -z "$$CMAKE_CXX_COMPILER_LAUNCHER"
 \t@test ! -e built && test ! -e $$HOME/left && touch $$HOME/left
 \t@echo "== 7 passed in 0.1s =="
 """
@@ -45,6 +46,8 @@ def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
 
 def test_both_are_measured(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tree / ".git" / "info" / "exclude").write_text("/build/\n/docs/\n")
+    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "here")
+    monkeypatch.setenv("CMAKE_CXX_COMPILER_LAUNCHER", "ccache")
     for _ in range(2):  # what one run leaves is not there for the next
         assert run(monkeypatch) == 0
     written = measurements.read(tree / "docs/measurements/checks.json")

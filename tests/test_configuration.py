@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from tests.harness import ROOT
 from xmigd.api.server import bind_tcp
+from xmigd.configuration import Configuration
+from xmigd.settings import Settings
+from xmigd.web.settings import WebSettings
 
 PROGRAMS = [("xmigd", "xmigd.main", "XMIG_"), ("xmig-web", "xmigd.web.main", "XMIG_WEB_")]
 
@@ -34,6 +39,23 @@ class TestRefused:
     def test_a_file_that_is_not_there(self, program: str, module: str, prefix: str, tmp_path: Path) -> None:
         code, text = reported(tmp_path, module, "--config", str(tmp_path / "none.toml"))
         assert (code, text) == (2, f"{program}: there is no settings file {tmp_path}/none.toml\n")
+
+    def test_a_file_that_is_not_there_and_that_the_environment_names(
+        self, program: str, module: str, prefix: str, tmp_path: Path
+    ) -> None:
+        code, text = reported(tmp_path, module, **{prefix + "CONFIG": tmp_path / "none.toml"})
+        assert (code, text) == (2, f"{program}: there is no settings file {tmp_path}/none.toml\n")
+
+    def test_names_that_are_no_settings(self, program: str, module: str, prefix: str, tmp_path: Path) -> None:
+        """A misspelt one leaves the default, with which the node is another one."""
+        file = tmp_path / "settings.toml"
+        file.write_text('prot = 0\nrainbow = "many"\n')
+        code, text = reported(tmp_path, module, "--config", str(file))
+        assert code == 2
+        assert text.splitlines() == [
+            f"{program}: {file} has prot: there is no such setting; is it port?",
+            f"{program}: {file} has rainbow: there is no such setting",
+        ]
 
     def test_a_file_that_cannot_be_read(self, program: str, module: str, prefix: str, tmp_path: Path) -> None:
         file = tmp_path / "settings.toml"
@@ -58,6 +80,16 @@ class TestRefused:
         assert code == 1
         assert text.splitlines()[-1].startswith(f"{program}: cannot listen at 127.0.0.1 port ")
         assert f"choose another port with {prefix}PORT" in text
+
+
+@pytest.mark.parametrize(("name", "settings"), [("xmigd", Settings), ("xmig-web", WebSettings)])
+def test_packaged_files_have_settings_with_their_defaults(name: str, settings: type[Configuration]) -> None:
+    lines = re.findall(r"^#([a-z_]+ = .*)$", (ROOT / "packaging" / f"{name}.toml").read_text(), re.MULTILINE)
+    packaged = tomllib.loads("\n".join(lines))
+    assert packaged
+    assert set(packaged) <= set(settings.model_fields)
+    if settings is Settings:  # the other one has examples, too
+        assert {key: settings.model_fields[key].default for key in packaged} == packaged
 
 
 def test_who_is_reported_the_address_can_connect() -> None:

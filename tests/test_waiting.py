@@ -3,8 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
+import pytest
+
+from xmigd.demo import node, nodes
 from xmigd.waiting import happens
+
+
+@pytest.mark.parametrize("closely", [False, True])
+def test_what_passes_quickly_is_looked_for_closely(monkeypatch: pytest.MonkeyPatch, closely: bool) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr("time.sleep", pauses.append)
+    monkeypatch.setattr("time.monotonic", itertools.count().__next__)
+    nodes.wait(lambda: len(pauses) == 9, "it does not hold", closely=closely)
+    assert (set(pauses) == {node.SHORTEST_PAUSE}) == closely
 
 
 def test_is_cancelled_at_the_same_moment() -> None:

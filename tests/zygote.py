@@ -1,10 +1,11 @@
 """Daemons that start fast: a process that has imported everything forks one for each line on its standard input,
 `{"env": ..., "log": ..., "folder": ..., "program": ..., "namespaces": [...]}`. It answers with the pid, and says
-`PID STATUS` when one has ended, as wait() has it. Nothing but the time to import is saved; each is a daemon like any.
-Its other end is forked.py."""
+`PID STATUS` when one has ended, as wait() has it. Nothing but the time to import is saved, and the time
+to free all of it; each is a daemon like any. Its other end is forked.py."""
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import json
 import os
@@ -12,17 +13,34 @@ import runpy
 import select
 import signal
 import sys
+from typing import NoReturn
 
-from xmigd.main import be_lean, main
+exit_code: int | None = None  # of a daemon that has come to its end
+
+
+@atexit.register  # before all others, and so called after them
+def leave() -> None:
+    """What a daemon has in memory goes with its process. To free one object after the other would first copy what it
+    shares with this one, and take a third as long as a start."""
+    if exit_code is not None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(exit_code)
+
+
+from xmigd.main import be_lean, main  # noqa: E402
 
 be_lean()  # before anything large is imported, as in any daemon
 
 import anyio._backends._asyncio  # noqa: E402
 import cryptography.x509  # noqa: E402
+import sqlalchemy  # noqa: E402
 import uvicorn.lifespan.off  # noqa: E402
 from alembic import command  # noqa: E402
+from sqlalchemy.dialects import sqlite  # noqa: E402
 
 from xmigd import daemon, failpoints  # noqa: E402
+from xmigd.database.models import Base  # noqa: E402
 
 assert daemon.logger is not None  # to import them is what takes the time
 assert command.upgrade is not None
@@ -30,6 +48,8 @@ assert command.upgrade is not None
 assert anyio._backends._asyncio.backend_class is not None
 assert cryptography.x509.CertificateBuilder is not None  # with its first start
 assert uvicorn.lifespan.off.LifespanOff is not None
+for table in Base.registry.mappers:  # what its first queries find out about each
+    sqlalchemy.select(table.class_).compile(dialect=sqlite.dialect())
 
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -55,7 +75,7 @@ def be_parent_of(pid: int) -> None:
 
 def become_a_daemon(
     env: dict[str, str], log: str, folder: str, program: str | None, namespaces: list[str]
-) -> None:  # fmt: skip
+) -> NoReturn:  # fmt: skip
     for number, flags in ((0, os.O_RDONLY), (1, os.O_WRONLY | os.O_APPEND), (2, os.O_WRONLY | os.O_APPEND)):
         fd = os.open(os.devnull if number == 0 else log, flags | (os.O_CREAT if number else 0), 0o600)
         os.dup2(fd, number)
@@ -67,10 +87,23 @@ def become_a_daemon(
     os.environ.update(env)
     failpoints.arm(env.get("XMIG_FAILPOINT", ""))
     sys.argv = ["xmigd"]
-    if program:
-        runpy.run_path(program, run_name="__main__")
-    else:
-        main()
+    try:
+        if program:
+            runpy.run_path(program, run_name="__main__")
+        else:
+            main()
+    except SystemExit as ended:
+        if not isinstance(ended.code, int | None):
+            raise
+        end(ended.code or 0)
+    end(0)
+
+
+def end(code: int) -> NoReturn:
+    """Threads are waited for, and what is to happen at the end happens; `leave` comes last."""
+    global exit_code
+    exit_code = code
+    sys.exit(code)
 
 
 def serve() -> None:
@@ -101,7 +134,6 @@ def serve() -> None:
             os.close(woken)
             os.close(wake)
             become_a_daemon(**wanted)
-            sys.exit()
         running += 1
         print(pid, flush=True)
 

@@ -3,8 +3,8 @@
 What an answer means is decided here once: a problem (RFC 9457) becomes `Refused`, which keeps every member of it, and
 a daemon that does not answer becomes `NoDaemon`.
 
-Each request has a connection of its own, and only the standard library is needed for it: a command of `xmigctl` is over
-before a larger one would have been loaded, and threads may share a client.
+Only the standard library is needed for it: a command of `xmigctl` is over before a larger one would have been loaded.
+Threads may share a client. Each request has a connection of its own, unless the client keeps them.
 """
 
 from __future__ import annotations
@@ -13,10 +13,13 @@ import contextlib
 import http.client
 import ipaddress
 import json
+import os
+import select
 import socket
 import ssl
 import time
 import uuid
+from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
 
 # How long a request whose answer was lost is tried again: the time that a daemon needs to be restarted.
 RESTART_PATIENCE = 30.0
+KEPT = 1.0  # seconds after which a connection is not used again: a daemon may close it at the same moment
 PATH_AS_IT_IS = "/:,;=@!$&'()*+~%?"
 
 
@@ -71,7 +75,8 @@ class Client:
 
     `where`: which daemon is the local one. `url`: http(s)://host[:port]. `ca_file`: PEM file of the authority that
     signed the daemon's certificate; default: the system's. `client_cert`: PEM file with a certificate and its key, for
-    a daemon that asks for one. `timeout`: seconds without a byte. Raises XmigError for an address that cannot be used,
+    a daemon that asks for one. `timeout`: seconds without a byte. `keep`: use connections again, for who asks all the
+    time and closes this. Raises XmigError for an address that cannot be used,
     or over which the token could be read.
     """
 
@@ -84,7 +89,10 @@ class Client:
         ca_file: str | None = None,
         client_cert: str | None = None,
         timeout: float = 30.0,
+        keep: bool = False,
     ) -> None:
+        self._keep = keep
+        self._kept: deque[_Kept] = deque()
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._timeout = timeout
         self._trust: ssl.SSLContext | None = None
@@ -156,7 +164,10 @@ class Client:
                 raise self._lost(error) from None
 
     def close(self) -> None:
-        """Nothing stays open between two requests."""
+        """Nothing stays open. It may be used again."""
+        with contextlib.suppress(IndexError):
+            while True:
+                self._kept.pop().connection.close()
 
     def _connection(self) -> http.client.HTTPConnection:
         if not self._remote:
@@ -167,18 +178,47 @@ class Client:
         return http.client.HTTPConnection(parts.netloc, timeout=self._timeout)
 
     def _request(self, method: str, path: str, **options: Any) -> _Answer:
-        with contextlib.closing(self._connection()) as connection:
+        if (kept := self._usable()) is not None:
+            try:
+                return self._over(kept, method, path, **options)
+            except NoDaemon as error:
+                if method != "GET" or isinstance(error.__context__, TimeoutError):  # it was there, and is only slow
+                    raise
+        return self._over(self._connection(), method, path, **options)
+
+    def _over(self, connection: http.client.HTTPConnection, method: str, path: str, **options: Any) -> _Answer:
+        with contextlib.ExitStack() as stack:
+            stack.callback(connection.close)
             answer = self._ask(connection, method, path, **options)
             try:
-                return _Answer(answer.status, answer.headers, answer.read())
+                found = _Answer(answer.status, answer.headers, answer.read())
             except (OSError, http.client.HTTPException) as error:
                 raise self._lost(error) from None
+            if self._keep and not answer.will_close:
+                self._kept.append(_Kept(connection, time.monotonic(), os.geteuid()))
+                stack.pop_all()
+            return found
+
+    def _usable(self) -> http.client.HTTPConnection | None:
+        """One that was used a moment ago, by the same user (the kernel notes who connects), and is not closed."""
+        with contextlib.suppress(IndexError):
+            while True:
+                kept = self._kept.pop()
+                poll = select.poll()
+                poll.register(kept.connection.sock, select.POLLIN)
+                fresh = time.monotonic() - kept.used < KEPT and kept.user == os.geteuid()
+                if fresh and not poll.poll(0):
+                    return kept.connection
+                kept.connection.close()
+        return None
 
     def _ask(
         self, connection: http.client.HTTPConnection, method: str, path: str, *, params: dict[str, Any] | None = None,
         json_body: dict[str, Any] | None = None, headers: dict[str, str] | None = None,
     ) -> http.client.HTTPResponse:  # fmt: skip
-        sent = {"Accept": "application/json", "Connection": "close"} | self._headers | (headers or {})
+        sent = {"Accept": "application/json"} | self._headers | (headers or {})
+        if not self._keep:
+            sent["Connection"] = "close"
         body = None
         if json_body is not None:
             body, sent = json.dumps(json_body).encode(), sent | {"Content-Type": "application/json"}
@@ -188,7 +228,8 @@ class Client:
                 {name: _parameter(value) for name, value in params.items()}, True, errors="surrogateescape"
             )
         try:
-            connection.connect()
+            if connection.sock is None:
+                connection.connect()
         except (OSError, http.client.HTTPException) as error:
             raise self._absent(error) from None
         try:
@@ -224,6 +265,14 @@ class Client:
         if isinstance(body, dict) and "detail" in body:
             raise Refused(answer.status, body)
         raise Refused(answer.status, {"detail": f"xmigd answered {answer.status}: {answer.text()[:200]}"})
+
+
+class _Kept(NamedTuple):
+    """A connection that may be used again."""
+
+    connection: http.client.HTTPConnection
+    used: float  # when, by the monotonic clock
+    user: int
 
 
 class _Answer(NamedTuple):

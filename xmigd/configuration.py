@@ -4,17 +4,22 @@ program's file (TOML), then the environment."""
 from __future__ import annotations
 
 import argparse
+import difflib
+import errno
 import os
 import sys
 import tomllib
 from collections.abc import Callable
-from typing import ClassVar, NoReturn, TypeVar
+from typing import TYPE_CHECKING, ClassVar, NoReturn, TypeVar
 
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, TomlConfigSettingsSource
 
 from xmigd import __version__
 from xmigd.errors import StartError
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 EXIT_CANNOT_START = 1
 EXIT_USAGE = 2
@@ -32,6 +37,11 @@ class Configuration(BaseSettings):
         return f"{cls.model_config['env_prefix']}{setting.upper()}"
 
     @classmethod
+    def path(cls) -> str:
+        """The file that is read. It has to be there if somebody named it: without what it says, another node starts."""
+        return os.environ.get(cls.file_variable) or cls.file
+
+    @classmethod
     def settings_customise_sources(
         cls,
         settings_cls: type[BaseSettings],
@@ -40,8 +50,20 @@ class Configuration(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        path = os.environ.get(cls.file_variable, cls.file)
+        path = cls.path()
+        if os.environ.get(cls.file_variable) and not os.path.exists(path):
+            raise FileNotFoundError(errno.ENOENT, "there is no such file", path)
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml_file=path)
+
+
+def what_is_wrong(settings: type[Configuration], error: ErrorDetails) -> tuple[str, str]:
+    """What a validation has found, for people: which setting it is about, and what is wrong with it."""
+    name = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(name, settings.model_fields, 1)
+        return f"{settings.path()} has {name}", "there is no such setting" + (f"; is it {near[0]}?" if near else "")
+    where = f"setting {name} ({settings.variable(name)})" if name else "settings"
+    return where, error["msg"].removeprefix("Value error, ")
 
 
 Settings = TypeVar("Settings", bound=Configuration)
@@ -56,22 +78,16 @@ def from_command_line(settings: type[Settings], description: str) -> Settings:
     parser.add_argument("--version", action="version", version=f"{program} {__version__}")
     options = parser.parse_args()
     if options.config:
-        if not os.path.exists(options.config):
-            _end(program, EXIT_USAGE, f"there is no settings file {options.config}")
         os.environ[variable] = options.config
+    path = settings.path()
     try:
         return settings()
     except ValidationError as error:
-        _end(program, EXIT_USAGE, *(_what_is_wrong(settings, each["loc"], each["msg"]) for each in error.errors()))
+        _end(program, EXIT_USAGE, *(": ".join(what_is_wrong(settings, each)) for each in error.errors()))
+    except FileNotFoundError:
+        _end(program, EXIT_USAGE, f"there is no settings file {path}")
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        path = os.environ.get(variable, settings.file)
         _end(program, EXIT_USAGE, f"the settings file {path} cannot be read: {error}")
-
-
-def _what_is_wrong(settings: type[Configuration], place: tuple[int | str, ...], reported: str) -> str:
-    name = ".".join(str(part) for part in place)
-    where = f"setting {name} ({settings.variable(name)})" if name else "settings"
-    return f"{where}: {reported.removeprefix('Value error, ')}"
 
 
 def run(program: str, work: Callable[[], None]) -> None:

@@ -75,6 +75,7 @@ from xmigd.metrics.service import Metrics
 from xmigd.migrations.drains import Drains
 from xmigd.migrations.places import Places
 from xmigd.migrations.service import Moves
+from xmigd.mps.service import Mps
 from xmigd.node.service import Node
 from xmigd.operations.service import Operations
 from xmigd.peers.certificates import open_identity
@@ -95,7 +96,7 @@ from xmigd.recording import retention
 from xmigd.recording.database import DatabaseRecords
 from xmigd.recording.published import PublishingRecords
 from xmigd.records import JobRow, LiveProcess, ProcessRow
-from xmigd.rest import make_app
+from xmigd.rest import make_api
 from xmigd.scheduling.bulk import Bulk
 from xmigd.scheduling.service import Preemptions
 from xmigd.security.audit import Audit
@@ -208,8 +209,10 @@ async def serve(settings: Settings) -> None:
             stack.callback(store.close)
             fd_store = FdStore(store, layout)
         learner, inventory = DeviceLearner(writer), Inventory(settings.device_memory)
+        mps = Mps(settings.runtime_dir.resolve() / "mps", settings.mps_names, scopes)
+        mps.find_left()
         supervisor = Supervisor(
-            settings, layout, program, records, find_job, left.live, fd_store, links,
+            settings, layout, program, records, find_job, left.live, fd_store, links, mps,
             snapshot_store=snapshot_store, tells_ends=tells_ends, unprotected=left.unprotected, cordoned=left.cordoned,
             learn=learner, uuid_of=lambda device: learner.uuid(device) or inventory.uuid(device),
         )  # fmt: skip
@@ -257,11 +260,22 @@ async def serve(settings: Settings) -> None:
         stopping = asyncio.Event()
         reader, requests = Reader(writer, reading), Requests()
         tokens, audit = Tokens(writer, reading), Audit(writer, reading, bus)
+        folder = settings.database.parent / "checkpoints"
+        memory = MemoryTier(
+            settings.checkpoint_memory_dir or default_folder(folder), limit=settings.checkpoint_memory_mib << 20
+        )
         metrics = Metrics(
             counts,
             [
                 ProcessCollector(supervisor, reader, inventory),
-                WorkCollector(supervisor=supervisor, operations=operations, bus=bus, breaker=breaker, writer=writer),
+                WorkCollector(
+                    supervisor=supervisor,
+                    operations=operations,
+                    bus=bus,
+                    breaker=breaker,
+                    writer=writer,
+                    damaged=lambda: memory.damaged,
+                ),
                 RequestCollector(requests, quotas),
             ],
         )
@@ -276,13 +290,11 @@ async def serve(settings: Settings) -> None:
             grants=Grants(settings.critical_users), make_room=rotation.make_room,
             predicted=predictions.peak_bytes if settings.reserve_predicted else None,
         )  # fmt: skip
-        folder = settings.database.parent / "checkpoints"
-        memory = MemoryTier(
-            settings.checkpoint_memory_dir or default_folder(folder), limit=settings.checkpoint_memory_mib << 20
-        )
         chunks, mirroring = Chunks(folder / "objects", memory), None
         settling = Settling(folder=folder, chunks=chunks, writer=writer, reader=reader, bus=bus)
         settling.open()
+        if memory.used:
+            supervisor.host_pool.share(memory.folder, memory.spare, memory.yield_room)
         stack.callback(settling.stop)
         if (mirror := second_place(settings)) is not None:
             mirroring = Mirroring(mirror, folder=folder, chunks=chunks, writer=writer, reader=reader, bus=bus)
@@ -352,7 +364,9 @@ async def serve(settings: Settings) -> None:
             places=places, reader=reader, before=checkpoint_policies.before_drain, node=settings.node,
             devices=settings.device_names,
         )  # fmt: skip
-        the_devices = Devices(supervisor=supervisor, inventory=inventory, writer=writer, reader=reader, bus=bus)
+        the_devices = Devices(
+            supervisor=supervisor, inventory=inventory, mps=mps, writer=writer, reader=reader, bus=bus
+        )
         health = Health(
             sensor=Sensor(settings.device_names, inventory, learner.uuid), devices=the_devices, drains=drains,
             places=places, breaker=breaker, audit=audit, writer=writer, reader=reader, bus=bus,
@@ -416,7 +430,7 @@ async def serve(settings: Settings) -> None:
         await rotation.start()
         sampler.start()
         gate = make_gate(
-            make_app(services), settings=settings, writer=writer, operations=operations, tokens=tokens, audit=audit,
+            make_api(services), settings=settings, writer=writer, operations=operations, tokens=tokens, audit=audit,
             operators=operators_group(settings.operators_group), requests=requests,
         )  # fmt: skip
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -466,6 +480,7 @@ async def serve(settings: Settings) -> None:
         await neighbours.stop()
         await predictions.stop()
         await supervisor.stop()
+        await mps.stop()
         await scopes.close()
         native_moves.leave()
         await bus.close()
@@ -486,9 +501,7 @@ async def open_database(settings: Settings, front: Front, stack: ExitStack) -> t
     writer = Writer(writing)
     stack.callback(writer.close)
     names, memory_bytes = settings.device_names, settings.device_memory
-    await asyncio.wrap_future(
-        writer.submit("devices.configure", lambda session: devices.configure(session, names, memory_bytes))
-    )
+    await writer.write("devices.configure", lambda session: devices.configure(session, names, memory_bytes))
     return writer, reading
 
 

@@ -98,6 +98,13 @@ class NotFound(XmigError):
     code = "not_found"
 
 
+class NotHttp(XmigError):
+    """What arrives is no request, or has more headers than anybody needs."""
+
+    status = 400
+    code = "not_http"
+
+
 class RequestTimeout(XmigError):
     """A request was begun and not finished, or a connection opened for nothing."""
 

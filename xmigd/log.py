@@ -10,6 +10,8 @@ import structlog
 
 from xmigd.text import harmless
 
+_least = logging.DEBUG  # what is logged; structlog's own default
+
 
 def _one_line(_: Any, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
     """Text that came from outside stays on its line and cannot paint the terminal."""
@@ -20,6 +22,8 @@ def _one_line(_: Any, __: str, event: structlog.typing.EventDict) -> structlog.t
 
 
 def configure(level: str = "info", *, json: bool = False) -> None:
+    global _least
+    _least = logging.getLevelNamesMapping()[level.upper()]
     renderer: Any = (
         structlog.processors.JSONRenderer()
         if json
@@ -34,7 +38,7 @@ def configure(level: str = "info", *, json: bool = False) -> None:
             structlog.processors.format_exc_info,
             renderer,
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
+        wrapper_class=structlog.make_filtering_bound_logger(_least),
         logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),  # whatever that is at the time
         cache_logger_on_first_use=False,
     )
@@ -43,3 +47,9 @@ def configure(level: str = "info", *, json: bool = False) -> None:
 def get(name: str) -> structlog.typing.FilteringBoundLogger:
     logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(part=name)
     return logger
+
+
+def debugs() -> bool:
+    """Whether the daemon says what only a debugger reads. Who would say it with each request looks first: to make a
+    line and throw it away takes a twentieth of a request."""
+    return _least <= logging.DEBUG

@@ -25,7 +25,7 @@ class Layout(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    layout_version: int = 2
+    layout_version: int = 3
     header_bytes: int = Field(default=2 << 20, gt=0, le=1 << 30)
     staging_bytes: int = Field(default=4 * (4 << 20), gt=0, le=1 << 34)
     pinned_bytes: int = Field(default=1 << 38, gt=0, le=1 << 46)
@@ -37,6 +37,7 @@ class Layout(BaseModel):
         default=1199488, ge=0, lt=1 << 30
     )  # the last round prepared and the last decided; 0: not known
     standby_bytes_at: int = Field(default=1207744, ge=0, lt=1 << 30)  # JournalHeader::standby_bytes; 0: not known
+    devices_open_at: int = Field(default=1207816, ge=0, lt=1 << 30)  # JournalHeader::devices_open; 0: not known
     notices_at: int = Field(default=1129728, ge=0, lt=1 << 30)  # JournalHeader::notices_posted
     notices: int = Field(default=64, ge=1, le=1024)  # slots for them
     room_bytes: int = Field(default=64 << 20, gt=0, le=1 << 30)  # of a piece of host memory for a suspended process

@@ -56,12 +56,13 @@ def find_place() -> Place:
     """Raises OSError, or ValueError: the file cannot be read."""
     values: dict[str, Any] = {}
     try:
-        with open(os.environ.get(FILE_VARIABLE, FILE), "rb") as file:
+        with open(os.environ.get(FILE_VARIABLE) or FILE, "rb") as file:
             import tomllib
 
             values = tomllib.load(file)
     except FileNotFoundError:
-        pass
+        if os.environ.get(FILE_VARIABLE):
+            raise
     values |= {n.removeprefix(PREFIX).lower(): v for n, v in os.environ.items() if n.startswith(PREFIX)}
     named = values.get("runtime_dir")
     if isinstance(named, str):

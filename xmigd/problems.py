@@ -184,8 +184,12 @@ PROBLEMS: dict[str, tuple[str, str]] = {
         "End what has it; the message names its addresses.",
     ),
     "address_missing": (
-        "The program had connections between nodes from an address that this node does not have.",
-        "Restore it on the node that has this address.",
+        "The program has sockets at an address that this node does not have.",
+        "Choose the node that has this address. Those of a job of `xmigctl run --movable` go with it.",
+    ),
+    "mount_missing": (
+        "A job of `xmigctl run --movable` has a mount of its machine's, and here nothing is mounted at that path.",
+        "Mount it; or unmount it where the job was, and start that anew.",
     ),
     "packets_not_held": (
         "What comes for connections between nodes could not be held while their ends were written down or restored.",
@@ -200,6 +204,10 @@ PROBLEMS: dict[str, tuple[str, str]] = {
         "No snapshot of the process is possible at the moment: its device waits for the program, or there is no room.",
         "Ask again later; the job's log says why.",
     ),
+    "nothing_named": (
+        "A lossy checkpoint rounds what programs have named as optimizer state, and nothing is named.",
+        "Start the job with `xmigctl run --lossy-optimizer-state`, and wait for its first step; or make an exact one.",
+    ),
     "not_copied": (
         "The content of the process's snapshot was not copied to host memory.", "Ask again; its message says why.",
     ),
@@ -209,8 +217,10 @@ PROBLEMS: dict[str, tuple[str, str]] = {
         "Nothing: it stays where it is. `xmigctl migrate` moves it.",
     ),
     "several_nodes": (
-        "Ranks of jobs of several nodes are neither moved nor suspended.",
-        "Make a checkpoint with `--stop` at the first node of the job, and restore it where the job is to go on.",
+        "A rank of a job of several nodes does not go to another node, and is not suspended before it has a "
+        "communicator.",
+        "Suspend the job once its ranks communicate; `xmigctl migrate PROCESS` moves a rank within its node. To move "
+        "it to another node, make a checkpoint with `--stop` at its first node.",
     ),
     "other_node_leads": (
         "Of a job with ranks on several nodes, checkpoints are made, restored and removed at its first node.",
@@ -230,7 +240,7 @@ PROBLEMS: dict[str, tuple[str, str]] = {
     ),
     "in_doubt": (
         "Only the job's first node, which is not in reach, knows whether it is a checkpoint. The part here is kept.",
-        "Bring that node back: the part is listed then, or removed.",
+        "Bring that node back: the part is listed then, or removed. Gone for good: xmigctl checkpoint discard.",
     ),
     "no_part": (
         "A node has no job of that name with ranks there, or several.",
@@ -293,6 +303,10 @@ PROBLEMS: dict[str, tuple[str, str]] = {
         "Move the job, or let a standby take over: the next server does.",
     ),
     "not_found": ("There is no such thing, or not for this caller.", "List what there is."),
+    "not_http": (
+        "What arrived at a socket is no request of HTTP/1.1, or has too many headers.",
+        "Send one Host, and no Upgrade with a body; to a socket with TLS, speak TLS.",
+    ),
     "not_json": ("The body is not JSON.", "Send JSON, with `Content-Type: application/json`."),
     "not_over": ("The operation goes on; the command did not wait for its end.", "`xmigctl op watch` follows it."),
     "class_not_granted": (
@@ -301,6 +315,10 @@ PROBLEMS: dict[str, tuple[str, str]] = {
     ),
     "quota_too_large": (
         "The memory quota is more than a device has.", "Name less, or another device: `xmigctl device list`.",
+    ),
+    "no_mps": (
+        "A share of multiprocessors is for a device that is shared through MPS.",
+        "Leave the share out, or name the device in `XMIG_MPS_DEVICES`.",
     ),
     "too_small": (
         "The target has less memory than the program's quota.", "Choose another target.",
@@ -379,8 +397,10 @@ PROBLEMS: dict[str, tuple[str, str]] = {
     ),
     "scheduled": (
         "A drain does not move a job to another node that a scheduler has started: it would be over for that. Of "
-        "Slurm's, nothing does.",
-        "Let the scheduler move it, or, if it is not Slurm, do it by hand: `xmigctl migrate JOB --to NODE`.",
+        "Slurm's, nothing does; nor do moves and packings take jobs of Slurm and Kubernetes to devices outside of "
+        "their allocation.",
+        "Let the scheduler move it, or do it by hand: `xmigctl migrate JOB --to NODE` if it is not Slurm's, "
+        "`xmigctl migrate JOB DEVICE --leave-allocation` within the node. A drain does the latter by itself.",
     ),
     "same_device": ("The process is on the target already.", "Choose another one."),
     "scope_too_small": ("The token's scope does not allow it.", "Use a token of a larger scope."),

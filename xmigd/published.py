@@ -7,7 +7,7 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from xmigd.errors import Conflict, Invalid
 PUBLISHED = re.compile(
     r"(?:(?P<address>[0-9.]+|\[[0-9a-fA-F:]+\]):)?(?P<port>\d{1,5}):(?P<inner>\d{1,5})|(?P<both>\d{1,5})"
 )
+MOST_PORTS = 32  # of a job
 PATIENCE = 60.0  # seconds until it is ready
 PRIVILEGED = 1024  # ports below are root's
 
@@ -33,6 +34,12 @@ class Published:
     @property
     def text(self) -> str:
         return f"{self.address}:{self.port}:{self.inner}"
+
+
+def check_network(texts: Sequence[str], namespaces: Collection[str]) -> None:
+    """Raises Invalid: a program that has these namespaces has no network of its own."""
+    if texts and "net" not in namespaces:
+        raise Invalid("the program has no network of its own: its ports are the machine's")
 
 
 def listen(texts: Sequence[str], *, uid: int) -> list[Published]:

@@ -42,6 +42,8 @@ class JobRow:
     reserved_bytes: int | None = None  # on each of its devices; None: it has reserved nothing
     restored_from: str | None = None  # the job whose checkpoint it was restored from
     memory_quota: int | None = None  # bytes that all of its programs have of each device at most; None: all
+    sm_share: int | None = None  # percent of its device's SMs, where that is shared through MPS; None: all
+    walltime_s: float | None = None  # that it takes at most, as its user or scheduler expects; None: not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +70,9 @@ class LiveProcess:
     server_start_time: int | None
     faults: int
     recoveries: int
+    why: str = ""  # it is in that state
     migration: MigrationRecord | None = None  # one that was under way
+    recovery: RecoveryRecord | None = None  # likewise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 
 from xmigd import __version__
 from xmigd.api.dependencies import Services
+from xmigd.api.dispatch import Dispatch
 from xmigd.api.document import complete
 from xmigd.api.problems import on_error
 from xmigd.checkpoints import endpoints as checkpoints
@@ -58,13 +59,16 @@ a process its `process_location`. Unknown fields are refused. Lists are newest f
 """
 
 
-def make_app(services: Services | None = None) -> FastAPI:
-    """Without services it only knows its own description."""
+def make_api(services: Services) -> Dispatch:
+    return Dispatch(make_app(), services)
+
+
+def make_app() -> FastAPI:
+    """It knows its own description; who answers requests is Dispatch."""
     app = FastAPI(
         title="xMIG", version=__version__, description=DESCRIPTION, docs_url=None, redoc_url=None,
         routes=[route for router in ROUTERS for route in router.routes],
     )  # fmt: skip
-    app.state.services = services
     for kind in (XmigError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, on_error)
     complete(app)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+import re
+from typing import Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from xmigd.errors import ProcessLocation
+from xmigd.text import first_invisible
 
 
 class Problem(BaseModel):
@@ -22,6 +26,18 @@ class Problem(BaseModel):
 
 
 EXACT = (1 << 53) - 1  # the largest of the whole numbers that every JSON reader reads as they are
+
+
+def written(pattern: str, words: str) -> BeforeValidator:
+    """Beside a field's `pattern`: who has not written it so reads these words, and not the pattern. Characters that
+    nobody sees are left to that."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, str) and not re.search(pattern, value) and not first_invisible(value):
+            raise ValueError(words)
+        return value
+
+    return BeforeValidator(check)
 
 
 class Answer(BaseModel):

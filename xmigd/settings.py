@@ -50,6 +50,11 @@ def _device_names(value: str) -> str:
     return ",".join(names)
 
 
+def _each_device(value: str) -> str:
+    """None, or as `devices`. Raises ValueError."""
+    return _device_names(value) if value.strip(", ") else ""
+
+
 def _mirror(value: str) -> str:
     if "://" not in value:
         return str(Path(value).absolute()) if value else ""
@@ -83,7 +88,7 @@ def _endpoints(value: str) -> str:
 class Settings(Configuration):
     """Every setting is also an environment variable: XMIG_ and its name in capitals."""
 
-    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="ignore")
+    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid")
     program = "xmigd"
     file = FILE
     file_variable = FILE_VARIABLE
@@ -307,6 +312,11 @@ class Settings(Configuration):
     best_effort_slice: float = Field(
         default=0.02, ge=0.001, le=10, description="seconds of a best-effort job's turn among others of its device"
     )
+    mps_devices: Annotated[str, AfterValidator(_each_device)] = Field(
+        default="",
+        description="devices whose jobs run at the same time, through NVIDIA's MPS, for each user apart; separated by "
+        "commas; empty: none",
+    )
     rotation_slice: float = Field(
         default=0.0, ge=0, le=86_400,
         description="seconds that a best-effort job with a memory quota has its device at least, before it is "
@@ -373,6 +383,10 @@ class Settings(Configuration):
     def state_dir(self) -> Path:
         """What is this node's for good: the database, its identity and its peers."""
         return self.database.parent
+
+    @property
+    def mps_names(self) -> list[str]:
+        return self.mps_devices.split(",") if self.mps_devices else []
 
     @property
     def client_socket(self) -> Path:

@@ -28,6 +28,14 @@ def uid_of(name: str) -> int:
         raise Invalid(f"user: there is no user {name[:64]!r} on this node", code="no_such_user") from None
 
 
+def requestor_of(name: str) -> str:
+    """The other way round: root, or 0, is `user 0`; `token ci`, `node two` and whom this machine does not know stay."""
+    try:
+        return f"user {uid_of(name)}"
+    except Invalid:
+        return name
+
+
 def requestor_name(text: str) -> str:
     """`user 0`, as the audit and operations have it, is root; who has no number is as they are."""
     found = re.fullmatch(r"user (\d{1,10})", text)

@@ -19,22 +19,30 @@ strip --strip-debug "$kit"/xmigd/native/{libcuda.so.1,libnvidia-ml.so.1,libnccl.
 include="$(.venv/bin/python -c 'from tests.bench.native import cuda_include; print(cuda_include())')"
 "${CC:-cc}" -O2 -I"$include" tests/gpu/programs/launches.c -o "$kit/tests/gpu/programs/launches" -ldl
 
-# CRIU with its own libraries, for checkpoints; where the system has one, that machine needs its own.
-packaging/setup/criu.sh >/dev/null || true
-if [ -x .cache/criu/criu ]; then
-  mkdir -p "$kit/criu/lib"
-  cp .cache/criu/usr/sbin/criu "$kit/criu/program"
-  from=".cache/criu/usr/lib/$(gcc -dumpmachine)"
-  "$from"/ld-linux-*.so.* --library-path "$from" --list "$kit/criu/program" |
-    awk '$3 ~ /^[.\/]/ {print $3}' | xargs -I {} cp -L {} "$kit/criu/lib"
-  cp -L "$from"/ld-linux-*.so.* "$kit/criu/lib"
-  cat >"$kit/criu/criu" <<'CRIU'
+# carry NAME PROGRAM LIBRARIES [LOADER-OPTION...]: a program with its own libraries, in a folder of its name.
+carry() {
+  local name="$1" program="$2" from="$3"
+  local folder="$kit/$name"
+  shift 3
+  mkdir -p "$folder/lib"
+  cp -L "$program" "$folder/program"
+  "$from"/ld-linux-*.so.* "$@" --list "$folder/program" | awk '$3 ~ /^[.\/]/ {print $3}' | xargs -I {} cp -L {} "$folder/lib"
+  cp -L "$from"/ld-linux-*.so.* "$folder/lib"
+  cat >"$folder/$name" <<'PROGRAM'
 #!/bin/sh
 here="$(dirname "$(realpath "$0")")"
 exec "$here"/lib/ld-linux-*.so.* --library-path "$here/lib" "$here/program" "$@"
-CRIU
-  chmod 755 "$kit/criu/criu"
+PROGRAM
+  chmod 755 "$folder/$name"
+}
+
+# CRIU for checkpoints, where the system has none: that machine needs its own. `ip` makes networks of nodes.
+packaging/setup/criu.sh >/dev/null || true
+if [ -x .cache/criu/criu ]; then
+  from=".cache/criu/usr/lib/$(gcc -dumpmachine)"
+  carry criu .cache/criu/usr/sbin/criu "$from" --library-path "$from"
 fi
+carry ip "$(command -v ip)" "/lib/$(gcc -dumpmachine)"
 
 # What the daemon needs, by the names in pyproject.toml; CUDA's bindings are the demo's.
 .venv/bin/python - >"$kit/requirements.txt" <<'PYTHON'
@@ -59,7 +67,7 @@ trap 'tar -czf "$out/logs.tar.gz" -C "$logs" .; rm -rf "$packages" "$logs"' EXIT
 mkdir -p "$out"
 "$python" -m pip --disable-pip-version-check --quiet install --no-index --find-links "${WHEELS:-wheels}" --target "$packages" \
   --requirement requirements.txt 2>"$out/pip.log" || { cat "$out/pip.log" >&2; exit 1; }
-PYTHONPATH="$PWD:$packages" "$python" -m tests.gpu --out "$out" --work "$logs" --commit "$(cat commit)" \
+PATH="$PATH:$PWD/ip" PYTHONPATH="$PWD:$packages" "$python" -m tests.gpu --out "$out" --work "$logs" --commit "$(cat commit)" \
   --python "$(command -v "$python")" "$@"
 RUN
 chmod +x "$kit/run.sh"

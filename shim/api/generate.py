@@ -362,7 +362,8 @@ def dispatch_cc(entries: list[Entry]) -> str:
     out.extend(by_hand(r.name) for r in table.RECORDS)
     out.append(
         "};\n\nconst OpInfo* const kRecordInfos = kOpInfo;\n"
-        "const uint32_t kRecordKinds = static_cast<uint32_t>(Op::kCount);\n\n}  // namespace xmig::server\n"
+        "const uint32_t kRecordKinds = static_cast<uint32_t>(Op::kCount);\n"
+        "const Op kNamesNumbers = Op::xmNameNumbers;\n\n}  // namespace xmig::server\n"
     )
     return "".join(out)
 

@@ -133,7 +133,7 @@ local("cuDeviceGet", "cuDeviceGetCount", "cuDeviceGetName", "cuDeviceGetUuid", "
 
 # --- contexts --------------------------------------------------------------------------------------------------
 local("cuDevicePrimaryCtxRetain", "cuCtxCreate_v2", "cuCtxCreate_v3", "cuCtxCreate_v4",
-      note="the first one of a process: xmOpen")
+      note="the first one on a device: xmOpen")
 local("cuDevicePrimaryCtxRelease_v2", "cuDevicePrimaryCtxGetState", "cuDevicePrimaryCtxSetFlags_v2",
       "cuDevicePrimaryCtxReset_v2", "cuCtxDestroy_v2", "cuCtxGetCurrent", "cuCtxSetCurrent", "cuCtxPushCurrent_v2",
       "cuCtxPopCurrent_v2", "cuCtxGetDevice", "cuCtxGetDevice_v2", "cuCtxGetFlags", "cuCtxSetFlags",
@@ -144,7 +144,7 @@ local("cuDevicePrimaryCtxRelease_v2", "cuDevicePrimaryCtxGetState", "cuDevicePri
 synchronous("cuCtxSynchronize", client="custom", server="custom")
 local("cuCtxSynchronize_v2", note="cuCtxSynchronize of a context that need not be current")
 local("cuCtxGetLimit", "cuCtxSetLimit", note="xmLimit; requested again, it is answered locally")
-record("xmOpen", "synchronous", "The program needs its devices from here on. Where they cannot be opened, this is what "
+record("xmOpen", "synchronous", "The program needs this device from here on. Where it cannot be opened, this is what "
        "is answered, and it may be requested again.", "uint32_t ordinal", "uint32_t reserved", volatile=True)
 record("xmLimit", "synchronous", "Set a limit of the context, or only ask for it. The reply is what it is now: the "
        "device rounds.", "uint32_t limit", "uint32_t set", "uint64_t value")
@@ -362,6 +362,13 @@ record("xmTensorMap", "synchronous", "Make a tensor map, or (replace) give one a
 local("cuTensorMapEncodeTiled", "cuTensorMapEncodeIm2col", "cuTensorMapEncodeIm2colWide", "cuTensorMapReplaceAddress",
       note="xmTensorMap: requested of the device's driver each time")
 
+# --- numbers of optimizer state; here at the end, so that other records keep their numbers ------------------------
+record("xmNameNumbers", "queued", "[address, address+bytes) holds numbers of optimizer state, of a type of numbers.h, "
+       "which a lossy checkpoint may round: until the memory is freed, or this is taken back.", "uint64_t address",
+       "uint64_t bytes", "uint32_t type", "uint32_t reserved")
+record("xmForgetNumbers", "queued", "What is named and has bytes of [address, address+bytes) is named no longer.",
+       "uint64_t address", "uint64_t bytes")
+
 # --- earlier forms of functions, the same in every respect: answered as the form named ----------------------------
 SAME_AS: dict[str, str] = {
     name: f"{name}_v2"
@@ -388,7 +395,7 @@ HANDLERS: dict[str, tuple[str, ...]] = {
     "launches": ("xmLaunch", "xmFirstLaunch", "xmClusters"),
     "graphs": ("xmGraph", "xmGraphLaunch", "xmGraphDestroy"),
     "memory": ("xmGrow", "xmShrink", "xmAlloc", "xmFree", "xmDiscard", "xmReuse", "xmPin", "xmUnpin",
-               "cuMemGetInfo_v2"),
+               "xmNameNumbers", "xmForgetNumbers", "cuMemGetInfo_v2"),
     "contexts": ("xmOpen", "xmLimit", "xmContextReset"),
     "tensor_maps": ("xmTensorMap",),
 }

@@ -22,7 +22,7 @@
 namespace xmig::journal {
 
 inline constexpr uint64_t kMagic = 0x314c4e4a47494d58;  // "XMIGJNL1"
-inline constexpr uint32_t kLayoutVersion = 2;
+inline constexpr uint32_t kLayoutVersion = 3;
 
 inline constexpr uint32_t kMaxDevices = 8;
 inline constexpr uint32_t kMaxThreads = 1024;
@@ -241,6 +241,10 @@ struct JournalHeader {
 
   // Bytes that the program sees as each device's memory, where that is less; 0: all. Written by the first server, constant.
   uint64_t memory_quota;
+
+  // A bit for each ordinal: servers have opened a context there, since the program uses the device. Written by the server that has the
+  // job; whoever takes it opens the same. 0: none, or by a server of an earlier version.
+  std::atomic<uint64_t> devices_open;
 };
 static_assert(kMaxDevices * kMaxDevices <= 64);
 
@@ -275,6 +279,7 @@ inline constexpr uint32_t kWaiter = 1u << 31;  // set in `state` by a client thr
 
 enum RecordFlags : uint16_t {
   kSynchronous = 1,  // the appending thread waits for a reply
+  kKnown = 2,        // it does not: the program has seen in shared memory that what it would wait for is done
 };
 
 struct RecordHeader {
@@ -284,8 +289,8 @@ struct RecordHeader {
   uint64_t sequence;  // 1 for the first record of the job, then +1 each
   uint32_t thread;    // index of the client's ThreadSlot
   uint16_t ordinal;   // device ordinal of the current context
-  uint16_t reserved;
-  uint32_t context;  // handle index of the current context
+  uint16_t answered;  // tail_mark() of the journal when the program got the answer, or its host function: written by the server
+  uint32_t context;   // handle index of the current context
   uint32_t payload;  // bytes; starts after the arguments, 8-aligned
   uint32_t reply;    // bytes of space for the reply; starts after the payload, 8-aligned
   std::atomic<uint32_t> state;
@@ -295,6 +300,13 @@ struct RecordHeader {
   uint64_t reply_hash;   // XXH3_64bits of the reply, or of the bytes copied to the host
 };
 static_assert(sizeof(RecordHeader) == 64 || sizeof(RecordHeader) == 56);
+
+// Records that the program has appended before it had an answer do not depend on it; those from that tail on may.
+constexpr uint16_t tail_mark(uint64_t tail) { return static_cast<uint16_t>(tail >> 3); }
+// The first position behind `position` with this mark: that tail, or an earlier one if more than 512 KiB were appended meanwhile.
+constexpr uint64_t marked_tail(uint64_t position, uint16_t mark) {
+  return position + 8 * uint64_t{static_cast<uint16_t>(mark - tail_mark(position))};
+}
 
 // Arguments follow the header: the POD Args_<op> of the generated ops.h. Then payload, then reply space.
 constexpr uint64_t align8(uint64_t n) { return (n + 7) & ~uint64_t{7}; }

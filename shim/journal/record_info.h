@@ -31,6 +31,7 @@ namespace server {
 // Of the vendor whose records this server executes, by Op.
 extern const OpInfo* const kRecordInfos;
 extern const uint32_t kRecordKinds;
+extern const Op kNamesNumbers;  // its arguments are NamedNumbers (numbers.h)
 
 }  // namespace server
 }  // namespace xmig

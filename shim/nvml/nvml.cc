@@ -1,7 +1,7 @@
 // libnvidia-ml.so.1 for programs under xMIG: what PyTorch, NCCL and pynvml ask, answered from the driver interface. No
 // device file is opened, which the genuine library does in nvmlInit: a client that holds one cannot be dumped.
 //
-// An index is a CUDA ordinal. What the driver interface does not know is not supported; nothing is made up.
+// An index is a CUDA ordinal. What neither the driver interface nor the kernel shows is not supported; nothing is made up.
 //
 // Nothing here goes on to the genuine library. Where the shim itself hands over to the genuine driver
 // (XMIG_WITHOUT_DAEMON=native) that driver's devices are shown, as CUDA numbers them; who preloads libcuda.so.1 by hand
@@ -13,10 +13,12 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <optional>
 #include <string>
 #include <string_view>
 
 #include "nvml/devices.h"
+#include "nvml/kernel.h"
 #include "nvml/state.h"
 
 #define XMIG_NVML extern "C" __attribute__((visibility("default")))
@@ -177,6 +179,12 @@ XMIG_NVML nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int* cudaDriverVersion)
 }
 XMIG_NVML nvmlReturn_t nvmlSystemGetCudaDriverVersion(int* version) { return nvmlSystemGetCudaDriverVersion_v2(version); }
 
+XMIG_NVML nvmlReturn_t nvmlSystemGetDriverVersion(char* version, unsigned int length) {
+  if (!in_use()) return NVML_ERROR_UNINITIALIZED;
+  const std::optional<std::string> found = kernel_driver_version();
+  return found ? give(*found, version, length) : NVML_ERROR_NOT_SUPPORTED;
+}
+
 // --- which devices ------------------------------------------------------------------------------------------------
 
 XMIG_NVML nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int* deviceCount) {
@@ -259,6 +267,21 @@ XMIG_NVML nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, i
     return NVML_SUCCESS;
   });
 }
+
+// JAX looks at the first two, and reports an error for each device of which they are not known.
+#define XMIG_LINK(name, what)                                                        \
+  XMIG_NVML nvmlReturn_t name(nvmlDevice_t device, unsigned int* value) {            \
+    return about(device, [&](const Device& one, int) {                               \
+      if (!value) return NVML_ERROR_INVALID_ARGUMENT;                                \
+      const std::optional<unsigned int> found = link_of(one, Link::what);            \
+      if (found) *value = *found;                                                    \
+      return found ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;                        \
+    });                                                                              \
+  }
+XMIG_LINK(nvmlDeviceGetCurrPcieLinkGeneration, kCurrentGeneration)
+XMIG_LINK(nvmlDeviceGetCurrPcieLinkWidth, kCurrentWidth)
+XMIG_LINK(nvmlDeviceGetMaxPcieLinkGeneration, kMostGeneration)
+XMIG_LINK(nvmlDeviceGetMaxPcieLinkWidth, kMostWidth)
 
 // The two enumerations have the same values.
 XMIG_NVML nvmlReturn_t nvmlDeviceGetComputeMode(nvmlDevice_t device, nvmlComputeMode_t* mode) {

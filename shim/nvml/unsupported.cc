@@ -12,7 +12,6 @@ constexpr int kUninitialized = 1, kNotSupported = 3;  // nvmlReturn_t
   int name() { return xmig::nvml::in_use() ? kNotSupported : kUninitialized; }
 
 // The machine
-XMIG_UNSUPPORTED(nvmlSystemGetDriverVersion)
 XMIG_UNSUPPORTED(nvmlSystemGetNVMLVersion)
 XMIG_UNSUPPORTED(nvmlSystemGetProcessName)
 
@@ -68,12 +67,8 @@ XMIG_UNSUPPORTED(nvmlDeviceGetUtilizationRates)
 // Where it is and what it is connected to: a job may be moved
 XMIG_UNSUPPORTED(nvmlDeviceGetCpuAffinity)
 XMIG_UNSUPPORTED(nvmlDeviceGetCpuAffinityWithinScope)
-XMIG_UNSUPPORTED(nvmlDeviceGetCurrPcieLinkGeneration)
-XMIG_UNSUPPORTED(nvmlDeviceGetCurrPcieLinkWidth)
 XMIG_UNSUPPORTED(nvmlDeviceGetGpuFabricInfo)
 XMIG_UNSUPPORTED(nvmlDeviceGetGpuFabricInfoV)
-XMIG_UNSUPPORTED(nvmlDeviceGetMaxPcieLinkGeneration)
-XMIG_UNSUPPORTED(nvmlDeviceGetMaxPcieLinkWidth)
 XMIG_UNSUPPORTED(nvmlDeviceGetMemoryAffinity)
 XMIG_UNSUPPORTED(nvmlDeviceGetNumaNodeId)
 XMIG_UNSUPPORTED(nvmlDeviceGetNvLinkCapability)

@@ -41,11 +41,12 @@ int print_layout() {
   using namespace xmig::journal;
   std::printf("{\"layout_version\": %u, \"header_bytes\": %lu, \"staging_bytes\": %lu, \"pinned_bytes\": %lu, "
               "\"tail_offset\": %zu, \"memory_changes_at\": %zu, \"server_pid_at\": %zu, \"room_bytes\": %lu, "
-              "\"stall_at\": %zu, \"notices_at\": %zu, \"notices\": %u, \"group_at\": %zu, \"standby_bytes_at\": %zu}\n",
+              "\"stall_at\": %zu, \"notices_at\": %zu, \"notices\": %u, \"group_at\": %zu, \"standby_bytes_at\": %zu, "
+              "\"devices_open_at\": %zu}\n",
               kLayoutVersion, kHeaderBytes, kStagingBytes, kPinnedBytes, offsetof(JournalHeader, tail),
               offsetof(JournalHeader, memory_changes), offsetof(JournalHeader, server_pid), xmig::server::kPlainBytes,
               offsetof(JournalHeader, stall), offsetof(JournalHeader, notices_posted), kNotices,
-              offsetof(JournalHeader, round_prepared), offsetof(JournalHeader, standby_bytes));
+              offsetof(JournalHeader, round_prepared), offsetof(JournalHeader, standby_bytes), offsetof(JournalHeader, devices_open));
   return 0;
 }
 

@@ -103,7 +103,7 @@ int measure(const std::string& name, uint64_t mib) {
   const uint64_t start = now_ns();
   const auto device = device::open(options.device_kind, options.ordinals, bytes + (64ull << 20));
   Contexts contexts(*device, 1);
-  if (!device->start() || !contexts.open()) return fail("the device cannot be used");
+  if (!device->start() || !contexts.open(0)) return fail("the device cannot be used");
   const uint64_t opened = now_ns();
   contexts.use(0);
   const uint64_t memory = allocate(*device, bytes);

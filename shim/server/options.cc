@@ -15,6 +15,20 @@ bool parse_number(std::string_view text, T& value) {
   return error == std::errc{} && end == text.data() + text.size() && !text.empty();
 }
 
+// "late", or "0,2": the program's ordinals.
+bool parse_open(std::string_view text, uint64_t& bits) {
+  bits = 0;
+  if (text == "late") return true;
+  for (std::string_view rest = text;;) {
+    const size_t comma = rest.find(',');
+    uint32_t ordinal = 0;
+    if (!parse_number(rest.substr(0, comma), ordinal) || ordinal >= journal::kMaxDevices) return false;
+    bits |= uint64_t{1} << ordinal;
+    if (comma == std::string_view::npos) return true;
+    rest.remove_prefix(comma + 1);
+  }
+}
+
 }  // namespace
 
 bool parse_device(std::string_view text, Options& options) {
@@ -56,8 +70,7 @@ Result<Options> parse_options(int argc, char** argv) {
     } else if (name == "--memory") {
       good = good && parse_number(value, options.memory_bytes);
     } else if (name == "--open") {
-      good = value == "first" || value == "late";
-      options.open_late = value == "late";
+      good = good && parse_open(value, options.open);
     } else if (name == "--control-fd") {
       good = good && parse_number(value, options.control_fd) && options.control_fd >= 0;
     } else if (name == "--runtime-dir") {
@@ -67,7 +80,7 @@ Result<Options> parse_options(int argc, char** argv) {
     } else {
       return Error{
           "unknown option " + std::string(name) +
-          "; usage: xmig-server --device KIND:ORDINAL[,ORDINAL] [--memory BYTES] [--open first|late] --control-fd N [--runtime-dir DIR] [--address ADDRESS]"};
+          "; usage: xmig-server --device KIND:ORDINAL[,ORDINAL] [--memory BYTES] [--open late|ORDINAL[,ORDINAL]] --control-fd N [--runtime-dir DIR] [--address ADDRESS]"};
     }
     if (!good) return Error{"option " + std::string(name) + " cannot be '" + std::string(value) + "'"};
   }

@@ -14,7 +14,7 @@ struct Options {
   std::string device_kind;    // "cpu", "null", "cuda"
   std::vector<int> ordinals;  // the node's devices, in the program's order
   uint64_t memory_bytes = 0;  // of each device; 0: the device's default
-  bool open_late = false;     // contexts: not before a job needs them
+  uint64_t open = ~uint64_t{0};  // a bit for each of them whose context is opened at once; others are when a job needs them
   int control_fd = -1;
   std::string runtime_dir;  // where a daemon that comes back listens
   std::string address;      // of this node, where servers of others reach it; empty: its process has no ranks there

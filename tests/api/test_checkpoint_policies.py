@@ -35,7 +35,17 @@ class TestCheckpointPolicies:
             assert http.request(method, path, json=body, headers={"If-Match": '"0"'}).status_code == 412
         assert http.get(path).json()["every_minutes"] == 60
 
-    @pytest.mark.parametrize("body", [{"every_minutes": 0}, {"keep": 0}, {"every": 5}, {"every_minutes": 1e9}])
+    def test_they_are_exact_unless_it_says_otherwise(self, http: httpx.Client, path: str) -> None:
+        assert http.get(path).json()["keep_bits"] is None
+        http.put(path, json={"every_minutes": 60, "keep_bits": 8}, headers={"If-Match": "*"})
+        assert http.get(path).json()["keep_bits"] == 8
+        http.put(path, json={"every_minutes": 60}, headers={"If-Match": "*"})
+        assert http.get(path).json()["keep_bits"] is None
+
+    @pytest.mark.parametrize(
+        "body",
+        [{"every_minutes": 0}, {"keep": 0}, {"keep_bits": 0}, {"keep_bits": 52}, {"every": 5}, {"every_minutes": 1e9}],
+    )
     def test_what_is_no_policy(self, http: httpx.Client, path: str, body: dict[str, float]) -> None:
         assert http.put(path, json=body, headers={"If-Match": "*"}).status_code == 422
         assert http.get(path).json()["version"] == 0

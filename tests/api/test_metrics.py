@@ -22,6 +22,8 @@ def metrics(http: httpx.Client) -> dict[str, dict[tuple[str, ...], float]]:
     """name → label values, in the order of the labels → value"""
     text = http.get("/metrics").text
     found: dict[str, dict[tuple[str, ...], float]] = {}
+    described = re.findall(r"^# HELP (\S+)", text, re.MULTILINE)
+    assert len(described) == len(set(described)), "two of one name would be added up"
     for family in text_string_to_metric_families(text):
         assert family.name.startswith("xmigd_")
         for sample in family.samples:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -20,7 +21,8 @@ from tests.bench.native import Failed
 from xmigd.measurements import FOLDER, Measurements, Row, current_commit
 
 WORK = Path("build/checks")
-KEPT = ("LANG", "PATH", "PIP_CONFIG_FILE", "PIP_FIND_LINKS", "PIP_INDEX_URL", "PYTHON", "SSL_CERT_FILE", "TERM")
+# Of the environment: what says where packages come from, and how. No compiler's cache among it.
+KEPT = re.compile("LANG|PATH|PIP_.*|PYTHON|SSL_CERT_FILE|TERM|https?_proxy|no_proxy", re.IGNORECASE)
 
 
 def clone() -> Path:
@@ -37,7 +39,7 @@ def clone() -> Path:
 def make(tree: Path, target: str, row: str, limit: float) -> Row:
     """`limit`: seconds within which it has to be done."""
     log = WORK / f"{row.replace(', ', '-').replace(' ', '-')}.log"
-    environment = {name: os.environ[name] for name in KEPT if name in os.environ}
+    environment = {name: value for name, value in os.environ.items() if KEPT.fullmatch(name)}
     environment |= {"HOME": str((WORK / "home").resolve()), "NO_COLOR": "1", "DEBIAN_FRONTEND": "noninteractive"}
     load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()

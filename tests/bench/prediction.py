@@ -1,8 +1,9 @@
 """Predicted run times over a public trace, in order of time, beside the user's estimate and a plain average.
 
 Each job is predicted at its start, and again after its first minute, from jobs that had ended by then; the model is
-trained again whenever so many more have ended. Steps over several GPUs: each of a public table is left out once, and
-predicted from the others. The data: tests/prediction/trace/README.md.
+trained again whenever so many more have ended. Once with the walltimes that users requested, and once without. Steps
+over several GPUs: each of a public table is left out once, and predicted from the others. The data:
+tests/prediction/trace/README.md.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import heapq
 import math
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -49,7 +50,7 @@ class Forecast:
 
     real: float
     estimate: float
-    average: float | None  # None: the user has no job that has ended
+    average: float  # of the user's last jobs; without one that has ended, the estimate
     p50: float | None  # None: unknown
     p90: float | None
     user: str
@@ -63,6 +64,7 @@ def read_trace(path: Path = TRACE) -> list[Traced]:
                     subject=Subject(
                         user=row["user"], name=_word(row["name"]), command=_word(row["work_dir"]),
                         devices=int(row["nodes_req"]), started_at=_unix(row["start_time"]),
+                        walltime=float(row["wallclock_req"]),
                     ),
                     seconds=float(row["run_time"]),
                 ),
@@ -79,6 +81,10 @@ def _word(pseudonym: str) -> str:
 
 def _unix(text: str) -> float:
     return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
+
+
+def without_walltimes(trace: Sequence[Traced]) -> list[Traced]:
+    return [replace(job, past=replace(job.past, subject=replace(job.past.subject, walltime=None))) for job in trace]
 
 
 def walk(trace: Sequence[Traced]) -> tuple[list[Forecast], list[Forecast]]:
@@ -108,10 +114,10 @@ def walk(trace: Sequence[Traced]) -> tuple[list[Forecast], list[Forecast]]:
 def _forecast(job: Traced, mark: float, model: Model, known: Known, of_user: dict[str, list[float]]) -> Forecast:
     subject = job.past.subject
     predicted = model.predict("remaining", known, subject, mark)
-    last = of_user.get(subject.user, [])[-AVERAGED:]
+    last = of_user.get(subject.user, [])[-AVERAGED:] or [job.estimate]
     return Forecast(
         real=job.past.seconds - mark, estimate=max(0.0, job.estimate - mark),
-        average=max(0.0, statistics.mean(last) - mark) if last else None, p50=predicted.p50, p90=predicted.p90,
+        average=max(0.0, statistics.mean(last) - mark), p50=predicted.p50, p90=predicted.p90,
         user=subject.user,
     )  # fmt: skip
 
@@ -120,8 +126,9 @@ def measure() -> Iterator[Row]:
     if not is_installed():
         raise Failed("scikit-learn is not installed")
     trace = read_trace()
-    for when, forecasts in zip(("at the start", "after a minute"), walk(trace), strict=True):
-        yield from _rows(when, forecasts, len(trace))
+    for of, jobs in (("", trace), (", without walltimes", without_walltimes(trace))):
+        for when, forecasts in zip(("at the start", "after a minute"), walk(jobs), strict=True):
+            yield from _rows(when + of, forecasts, len(trace))
     yield from _scaling_rows()
 
 
@@ -130,7 +137,7 @@ def pinball(real: float, given: float, quantile: float) -> float:
 
 
 def _rows(when: str, forecasts: Sequence[Forecast], jobs: int) -> Iterator[Row]:
-    known = [each for each in forecasts if each.p50 is not None and each.average is not None]
+    known = [each for each in forecasts if each.p50 is not None]
     about = f"NREL Eagle, {jobs} jobs in order of time; {len(known)} that are known"
     yield Row(
         name=f"{when}: known", value=round(100 * len(known) / len(forecasts), 1), unit="%", target=70, better="higher",
@@ -138,7 +145,7 @@ def _rows(when: str, forecasts: Sequence[Forecast], jobs: int) -> Iterator[Row]:
     )  # fmt: skip
     errors = {
         "P50": [abs(each.real - (each.p50 or 0.0)) for each in known],
-        "the user's last jobs": [abs(each.real - (each.average or 0.0)) for each in known],
+        "the user's last jobs": [abs(each.real - (each.average)) for each in known],
         "the user's estimate": [abs(each.real - each.estimate) for each in known],
     }
     plain = statistics.median(errors["the user's last jobs"])
@@ -149,7 +156,7 @@ def _rows(when: str, forecasts: Sequence[Forecast], jobs: int) -> Iterator[Row]:
         )  # fmt: skip
     high = {
         "P90": [(each.real, each.p90 or 0.0) for each in known],
-        "the user's last jobs": [(each.real, each.average or 0.0) for each in known],
+        "the user's last jobs": [(each.real, each.average) for each in known],
         "the user's estimate": [(each.real, each.estimate) for each in known],
     }
     losses = {who: statistics.mean(pinball(*each, 0.9) for each in pairs) for who, pairs in high.items()}

@@ -65,7 +65,7 @@ def test_the_rest_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
                     await asyncio.sleep(0.001)
             raise Conflict("it cannot", code="criu_failed")
 
-        working = SimpleNamespace(images=lambda operation: contextlib.nullcontext(tmp_path))
+        working = SimpleNamespace(images=lambda operation, place: contextlib.nullcontext(tmp_path))
         criu = SimpleNamespace(restore=fails)
         nobody: Any = None
         checkpoints: Any = SimpleNamespace(working=working, criu=criu, chunks=chunks)

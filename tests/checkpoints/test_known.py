@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,20 @@ def test_each_chunk_is_found_where_it_is_now() -> None:
     assert after.pieces == {0x20: B, 0x30: "", 0x40: C}
 
 
+def test_what_was_rounded_is_not_known() -> None:
+    """The device has something else: a server that counts on it is refused."""
+    copy = copy_of([(0x40, SHADOW), (0x50, SHADOW + 2 * PIECE)])
+    exact, rounded = slab(0, 2, False), slab(2 * PIECE, 1, False)
+    rounded = rounded[0].model_copy(update={"rounded": True}), rounded[1]
+    copy = replace(copy, since=None, slabs=(exact, rounded))
+    stored = [Content(bytes=PIECE, chunks=(Chunk(at=0, bytes=PIECE, hash=one),)) for one in (A, B)]
+    after = known_after(copy, places_of(copy), stored, 2)
+    assert after.pieces == {0x40: A}
+    later = replace(copy_of([(0x50, SHADOW)]), since=after)
+    with pytest.raises(Conflict, match="left out what is not stored"):
+        list(known_contents(later, places_of(later)))
+
+
 @pytest.mark.parametrize(
     "chunks",
     [
@@ -86,7 +101,7 @@ def test_what_is_not_there_any_more_is_not_known(tmp_path: Path) -> None:
     """In host memory, or on the disk, wherever the checkpoint goes: what counts stays until it ends."""
     chunks = opened(tmp_path)
     first, second = made(chunks, "a" * 32, 1), made(chunks, "b" * 32, 2)
-    with chunks.writing(in_memory=True, durable=False) as writing:
+    with chunks.writing(owner=0, durable=False) as writing:
         assert writing.has([*first, "", *second])
         chunks.memory.remove("a" * 32)
         writing.sync()
@@ -95,7 +110,7 @@ def test_what_is_not_there_any_more_is_not_known(tmp_path: Path) -> None:
     assert all(chunks.memory.get(name, SIZE) for name in first)
     for one in ("b", "c"):
         chunks.memory.remove(one * 32)
-    with chunks.writing(in_memory=True) as writing:
+    with chunks.writing(owner=0) as writing:
         assert not writing.has(first)
     with chunks.writing() as writing:
         assert not writing.has(first)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import tempfile
+import threading
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -25,7 +28,7 @@ def opened(folder: Path, on_disk: dict[str, bool] | None = None, limit: int = 4 
 
 
 def made(chunks: Chunks, checkpoint: str, *seeds: int, durable: bool = False) -> dict[str, int]:
-    with chunks.writing(in_memory=True, durable=durable) as writing:
+    with chunks.writing(owner=0, durable=durable) as writing:
         names = {chunks.put(content(seed), writing._kept)[0]: SIZE for seed in seeds}
         writing.sync()
         writing.finish(checkpoint, names)
@@ -47,13 +50,60 @@ def test_it_is_in_memory_at_once_and_found_again(tmp_path: Path) -> None:
         assert later.get(name, SIZE) == content(seed)
     assert not (tmp_path / "memory" / ("c" * 64)).exists()
     with later.writing() as writing:
-        for name in names:
-            writing.settle(name, SIZE)
+        writing.settle_all(names)
     assert on_disk(later) == set(names)
     later.memory.remove("a" * 32)
     assert list((tmp_path / "memory").iterdir()) == []
     assert later.get(next(iter(names)), SIZE) == content(1)
     assert not opened(tmp_path, {}).memory.has("a" * 32)
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["same file system", "another one"])
+def test_another_folder_gets_what_was_in_the_one_before(tmp_path: Path, elsewhere: bool) -> None:
+    before = opened(tmp_path)
+    names = made(before, "a" * 32, 1, 2)
+    (before.memory.folder / "criu-1").mkdir()
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if elsewhere else tmp_path) as folder:
+        memory = MemoryTier(Path(folder, "new"), limit=4 * SIZE)
+        memory.open({"a" * 32: False}, before.memory.folder)
+        assert memory.has("a" * 32)
+        for name, seed in zip(names, (1, 2), strict=True):
+            assert memory.get(name, SIZE) == content(seed)
+        assert [path.name for path in before.memory.folder.iterdir()] == ["criu-1"], "CRIU may work there"
+        memory.open({"a" * 32: False}, before.memory.folder)
+        (before.memory.folder / "criu-1").rmdir()
+        memory.open({"a" * 32: False}, before.memory.folder)
+        assert not before.memory.folder.exists()
+        assert memory.has("a" * 32)
+
+
+def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+    """And the new one is used."""
+    before = opened(tmp_path)
+    made(before, "a" * 32, 1)
+    before.memory.folder.chmod(0o777)
+    memory = MemoryTier(tmp_path / "new", limit=4 * SIZE)
+    memory.open({"a" * 32: False}, before.memory.folder)
+    assert memory.used
+    assert not memory.has("a" * 32)
+    assert list(before.memory.folder.iterdir()) != []
+
+
+def test_what_threads_bring_to_the_disk_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each piece's bytes, though two are written at the same time."""
+    chunks = opened(tmp_path)
+    names = made(chunks, "a" * 32, 1, 2)
+    keep, both = chunks._keep, threading.Barrier(2, timeout=60)
+
+    def at_the_same_time(*arguments: Any) -> int:
+        taken = keep(*arguments)
+        both.wait()
+        return taken
+
+    monkeypatch.setattr(chunks, "_keep", at_the_same_time)
+    with chunks.writing() as writing:
+        writing.settle_all(names)
+        assert writing.stored_bytes == sum(chunks.path(name).stat().st_size for name in names)
 
 
 def test_the_oldest_makes_room_once_it_is_on_the_disk(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ class Scripted:
     @property
     def environment(self) -> dict[str, str]:
         return {"PYTHONPATH": str(ROOT), "XMIG_RUNTIME_DIR": str(self.folder), "PATH": "/usr/bin:/bin",
-                "XMIG_CONFIG": "/nonexistent"}  # fmt: skip
+                "XMIG_CONFIG": "/dev/null"}  # fmt: skip
 
 
 class _Handler(BaseHTTPRequestHandler):

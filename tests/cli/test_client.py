@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.api.callers import become
 from xmigd.cli.exits import MEANINGS, Exit, exit_code_of
-from xmigd.client import Client, Refused
+from xmigd.client import Client, NoDaemon, Refused
 from xmigd.errors import XmigError
 from xmigd.settings import Settings
 
@@ -104,6 +107,82 @@ def test_a_daemon_at_whose_door_many_wait() -> None:
         assert client.get("/v1/jobs") == []
         client.close()
         later.join()
+
+
+@contextlib.contextmanager
+def answering(folder: Path, answers: int = 1000) -> Iterator[list[socket.socket]]:
+    """A daemon that leaves connections open, and those that it has taken. `answers`: for each of them at most."""
+    taken: list[socket.socket] = []
+
+    def serve(sock: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            for _ in range(answers):
+                if not sock.recv(1 << 16):
+                    return
+                sock.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                sock, _ = listening.accept()
+                taken.append(sock)
+                threads.append(threading.Thread(target=serve, args=(sock,)))
+                threads[-1].start()
+
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(folder / "api.sock"))
+        os.chmod(folder / "api.sock", 0o777)
+        listening.listen()
+        threads = [threading.Thread(target=accept)]
+        threads[0].start()
+        try:
+            yield taken
+        finally:
+            listening.shutdown(socket.SHUT_RDWR)
+            for sock in taken:
+                with contextlib.suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
+            for thread in threads:
+                thread.join()
+            for sock in taken:
+                sock.close()
+
+
+def test_who_asks_all_the_time_keeps_a_connection() -> None:
+    """As long as it is open and not too old, for one user; also for what is not sent again."""
+    with tempfile.TemporaryDirectory() as folder, answering(Path(folder)) as taken:
+        os.chmod(folder, 0o755)
+        client = Client(Settings(runtime_dir=Path(folder)), keep=True)
+        for _ in range(3):
+            assert client.get("/v1/jobs") == client.post("/v1/jobs") == {}
+        assert len(taken) == 1
+        taken[0].shutdown(socket.SHUT_RDWR)
+        assert client.post("/v1/jobs") == {}
+        assert len(taken) == 2
+        client.close()
+        assert client.get("/v1/jobs") == {}
+        assert len(taken) == 3
+        if os.geteuid() == 0:
+            with become(60_010):
+                assert client.get("/v1/jobs") == {}
+            assert len(taken) == 4
+        client.close()
+
+
+def test_what_was_not_answered_in_time_is_not_sent_again() -> None:
+    with tempfile.TemporaryDirectory() as folder, answering(Path(folder), 1) as taken:
+        client = Client(Settings(runtime_dir=Path(folder)), keep=True, timeout=1.0)
+        assert client.get("/v1/jobs") == {}
+        with pytest.raises(NoDaemon, match="timed out"):
+            client.get("/v1/jobs")
+        assert len(taken) == 1
+
+
+def test_others_keep_none() -> None:
+    with tempfile.TemporaryDirectory() as folder, answering(Path(folder)) as taken:
+        client = Client(Settings(runtime_dir=Path(folder)))
+        assert [client.get("/v1/jobs") for _ in range(3)] == [{}] * 3
+        assert len(taken) == 3
 
 
 def test_events_are_parsed(scripted: Scripted) -> None:

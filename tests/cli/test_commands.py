@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 from tests.daemon.node import Node, Program, until
+from xmigd.users import user_name
 
 from .conftest import ctl, ctl_process
 
 
 def test_the_command_line(node: Node) -> None:
     done = ctl(node, "ps")
-    assert (done.returncode, done.stdout.strip()) == (0, "nothing runs under xMIG")
+    assert (done.returncode, done.stdout.strip()) == (0, "no program that you may see runs under xMIG")
     with Program(node) as program:
         assert program.welcome()[0] == 0
         process = node.wait_for_standby()
@@ -29,9 +31,13 @@ def test_the_command_line(node: Node) -> None:
         until(lambda: node.get("/v1/recoveries")[0]["outcome"] == "resumed", "resumed")
         assert "injected" in ctl(node, "fault", "list").stdout
         (fault,) = json.loads(ctl(node, "fault", "list", "--open", "-o", "json").stdout)
-        assert "was acknowledged by" in ctl(node, "fault", "ack", str(fault["id"])).stdout
+        assert f"was acknowledged by {user_name(os.geteuid())}\n" in ctl(node, "fault", "ack", str(fault["id"])).stdout
+        assert user_name(os.geteuid()) in ctl(node, "fault", "list").stdout
+        (device,) = json.loads(ctl(node, "job", "show", process["job_id"], "-o", "json").stdout)["devices"]
+        assert (device, f" {device} " in ctl(node, "job", "list").stdout) == (process["device"], True)
         assert ctl(node, "fault", "list", "--open").stdout.strip() == "no faults"
-        assert ctl(node, "fault", "ack", "999999").returncode == 4
+        done = ctl(node, "fault", "ack", "999999")
+        assert (done.returncode, "xmigctl fault list" in done.stderr) == (4, True)
         done = ctl(node, "recoveries", "--job", process["job_id"])
         assert "resumed" in done.stdout
         assert "yes" in done.stdout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -11,11 +12,13 @@ import pytest
 
 from tests.daemon.conftest import MakeNode
 from tests.daemon.node import Node, Program, until
+from xmigd.cli.common import parse_time
 from xmigd.cli.exits import CommandError, Exit
 from xmigd.cli.faults import Kind, Point
-from xmigd.cli.tokens import Scope, seconds
+from xmigd.cli.tokens import Scope
 from xmigd.process import events
 from xmigd.security import callers
+from xmigd.users import user_name
 
 from .conftest import ctl
 
@@ -69,10 +72,10 @@ def test_tokens(node: Node) -> None:
 
 
 @pytest.mark.parametrize(("text", "expected"), [("30d", 2_592_000), ("1.5h", 5400), ("90m", 5400), ("10", 10)])
-def test_lifetimes(text: str, expected: float) -> None:
-    assert seconds(text) == expected
-    with pytest.raises(CommandError):
-        seconds(f"-{text}")
+def test_times(text: str, expected: float) -> None:
+    assert parse_time(text) == expected
+    with pytest.raises(CommandError, match="is no time"):
+        parse_time(f"-{text}")
 
 
 def test_over_tls(make_node: MakeNode, tmp_path: Path) -> None:
@@ -113,6 +116,64 @@ def test_policies(node: Node) -> None:
     assert ctl(node, "policy", "set", "recovery", "max_attempts=-1").returncode == Exit.USAGE
     assert ctl(node, "policy", "set", "recovery", "max_attempts").returncode == Exit.USAGE
     assert ctl(node, "policy", "show", "nothing").returncode == Exit.NOT_FOUND
+
+
+def test_policies_say_what_their_values_mean(node: Node) -> None:
+    done = ctl(node, "policy", "show", "devices")
+    assert "0: report, 1: cordon, 2: drain, 3: lose" in done.stdout, done.stderr
+    assert ("unless the circuit breaker is open." in done.stdout, "\\x0a" in done.stdout) == (True, False)
+    assert "0: report, 1: cordon" in ctl(node, "policy", "list").stdout
+    ctl(node, "policy", "set", "devices", "max_faults=7")
+    assert re.search(rf"max_faults +7 .* {user_name(os.geteuid())} ", ctl(node, "policy", "list").stdout)
+
+
+def test_a_reason_stays_until_somebody_gives_another_one(node: Node) -> None:
+    def reason(*arguments: str) -> str:
+        done = ctl(node, "device", *arguments, "cpu:0", "-o", "json")
+        assert done.returncode == 0, done.stderr
+        return str(json.loads(done.stdout)["cordon_reason"])
+
+    assert reason("cordon", "--reason", "a fan") == "a fan"
+    assert reason("cordon") == "a fan"
+    assert ctl(node, "drain", "cpu:0", "--yes").returncode == 0
+    assert reason("cordon") == "a fan"
+    assert reason("cordon", "--reason", "another fan") == "another fan"
+    assert reason("uncordon") == ""
+    assert ctl(node, "drain", "cpu:0", "--yes").returncode == 0
+    assert reason("cordon") == "drained"
+
+
+def test_a_cordoned_device_is_not_free(node: Node) -> None:
+    assert node.get("/v1/fleet")["totals"]["free_devices"] == 2
+    assert ctl(node, "device", "cordon", "cpu:0").returncode == 0
+    until(lambda: node.get("/v1/fleet")["totals"]["free_devices"] == 1, "one is left")
+    assert re.search(r" 2 +1 +0 ", ctl(node, "fleet", "list").stdout)  # devices, free, unhealthy
+
+
+def test_whose_requests(node: Node) -> None:
+    """A user is meant by the name that the list shows."""
+    assert ctl(node, "device", "uncordon", "cpu:0").returncode == 0
+    name = user_name(os.geteuid())
+    for by in (name, str(os.geteuid()), f"user {os.geteuid()}"):
+        listed = ctl(node, "audit", "--requestor", by)
+        assert ("/v1/devices/cpu:0" in listed.stdout, name in listed.stdout) == (True, True), by
+    assert "nothing was requested" in ctl(node, "audit", "--requestor", "token none").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("peer", "add", "two", "two", "0" * 64), "body.address: write HOST:PORT, or [ADDRESS]:PORT for IPv6"),
+        (("peer", "add", "two", "two:7460", "abc"), "body.fingerprint: it has 64 hexadecimal digits"),
+        (("peer", "add", "Two!", "two:7460", "0" * 64), "body.name: a node's name has up to 64 small letters"),
+        (("webhook", "add", "ftp://x"), "body.url: write http://HOST:PORT/PATH or https://HOST:PORT/PATH"),
+        (("webhook", "add", "http://x:0/"), "body.url: there is no port 0"),
+        (("ps", "--label", "=="), "query.label.0: a label's key has 1 to 63 of A-Z a-z 0-9"),
+    ],
+)
+def test_what_is_written_wrong_is_answered_in_words(node: Node, arguments: tuple[str, ...], words: str) -> None:
+    done = ctl(node, *arguments)
+    assert (done.returncode, done.stderr.startswith(f"xmigctl: {words}")) == (Exit.USAGE, True), done.stderr
 
 
 def test_breaker(node: Node) -> None:

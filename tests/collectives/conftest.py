@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests import harness
+from tests.collectives.nodes import PROGRAMS as PROGRAMS
+from tests.collectives.nodes import RankNode, all_started, cluster
 from xmigd.demo.node import Node, Program
 
-PROGRAMS = Path(__file__).parent / "programs"
 Launch = Callable[..., Program]
 
 
@@ -45,6 +46,20 @@ def launch(node: Node, tmp_path: Path) -> Launch:
         )  # fmt: skip
 
     return starter
+
+
+@pytest.fixture(scope="module")
+def pair(native_dir: Path) -> Iterator[list[RankNode]]:
+    with cluster(native_dir, 2) as made:
+        yield made
+
+
+@pytest.fixture
+def two(pair: list[RankNode]) -> list[RankNode]:
+    """Nodes that reach each other, whatever the test before has done to them."""
+    for one in all_started(pair):
+        one.until("b" if one.name == "a" else "a", "connected")
+    return pair
 
 
 @pytest.fixture(autouse=True)

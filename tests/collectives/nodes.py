@@ -14,12 +14,12 @@ from types import MappingProxyType
 from typing import Any
 
 from tests import harness
-from tests.collectives.conftest import PROGRAMS
 from tests.namespaces import NetworkNode, nodes
 from tests.peers.nodes import PeerNode, acquainted
 from xmigd.demo.node import Program
 
 PORT = 7460
+PROGRAMS = Path(__file__).parent / "programs"
 
 
 class RankNode(PeerNode):
@@ -49,6 +49,14 @@ def cluster(
             made.append(stack.enter_context(RankNode(folder, name, native_dir, network, **its)))
         acquainted(*made)
         yield made
+
+
+def all_started(nodes: list[RankNode]) -> list[RankNode]:
+    """Also those that a test which failed has killed."""
+    for one in nodes:
+        if one.process is None:
+            one.start()
+    return nodes
 
 
 class Ranks:

@@ -16,7 +16,7 @@ import pytest
 
 from tests import harness
 from tests.collectives.conftest import enough
-from tests.collectives.nodes import RankNode, Ranks, cluster, kill
+from tests.collectives.nodes import RankNode, Ranks, all_started, cluster, kill
 from tests.collectives.test_replicas import NOBODY, lose, overwrite, use_again
 from tests.namespaces import needs_networks
 
@@ -45,8 +45,7 @@ def usable(nodes: list[RankNode]) -> Iterator[list[RankNode]]:
     yield nodes
     for one in nodes:
         one.network.plug()
-        if one.process is None:  # a test that failed has killed it
-            one.start()
+    for one in all_started(nodes):
         for device in DEVICES.split(","):
             use_again(one, device)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,20 +15,6 @@ from tests.namespaces import needs_networks
 from xmigd.errors import XmigError
 
 pytestmark = needs_networks
-
-
-@pytest.fixture(scope="module")
-def pair(native_dir: Path) -> Iterator[list[RankNode]]:
-    with cluster(native_dir, 2) as made:
-        yield made
-
-
-@pytest.fixture
-def two(pair: list[RankNode]) -> list[RankNode]:
-    for one in pair:
-        if one.process is None:  # a test that failed has killed it
-            one.start()
-    return pair
 
 
 def begun(ranks: Ranks, folder: Path) -> None:

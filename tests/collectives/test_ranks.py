@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
 from tests import harness
 from tests.collectives.conftest import Launch, enough, lines_of
 from xmigd.demo.node import Node, Program
+from xmigd.process.limits import Limits
 
 RANKS = 4
 DONE = [f"{rank}: done" for rank in range(RANKS)]
@@ -88,6 +90,31 @@ def test_a_rank_that_does_not_come_is_waited_for(node: Node, launch: Launch, tmp
     harness.wait_until(
         lambda: [one["activity"] for one in seen(node, program)["ranks"]] == ["joining"] * 2, "both are joining"
     )
+    (tmp_path / "come").touch()
+    assert lines_of(program, timeout=60) == [f"{rank}: went on" for rank in range(3)]
+
+
+def test_standbys_wait_until_communicators_are_made(node: Node, launch: Launch, tmp_path: Path) -> None:
+    """What starts would hold up in the driver who makes one. Whoever makes none gets another at once."""
+    program = launch("faults", 3, "meets")
+
+    def standbys() -> dict[int, str | None]:
+        return {one["pid"]: one["standby"] for one in node.client.get("/v1/processes", job=program.job)}
+
+    harness.wait_until(lambda: [*standbys().values()] == ["warm"] * 3, "all have one")
+    ranks = [int((tmp_path / f"pid.{rank}").read_text()) for rank in range(3)]
+    harness.wait_until(
+        lambda: [one["activity"] for one in seen(node, program)["ranks"]] == ["joining"] * 2, "two look for the third"
+    )
+    servers = {one["server_pid"] for one in node.client.get("/v1/processes", job=program.job)}
+    for pid in set(harness.server_pids(node)) - servers:
+        os.kill(pid, signal.SIGKILL)
+    killed = time.monotonic()
+    harness.wait_until(lambda: standbys()[ranks[2]] == "warm", "a standby of the one that makes none")
+    others = [standbys()[rank] for rank in ranks[:2]]
+    assert others == [None] * 2 or time.monotonic() - killed > Limits().join_patience
+    harness.wait_until(lambda: None not in standbys().values(), "standbys in spite of that")
+    assert time.monotonic() - killed > Limits().join_patience
     (tmp_path / "come").touch()
     assert lines_of(program, timeout=60) == [f"{rank}: went on" for rank in range(3)]
 

@@ -56,6 +56,38 @@ def test_programs_are_packed_and_spread_again(node: Node, scatter: Scatter) -> N
         harness.output(program)
 
 
+@pytest.mark.parametrize(
+    ("ids", "whose"),
+    [(("slurm:4711", "slurm:4712"), "Slurm's job"), (("k8s:a/b/1-2", "k8s:a/c/1-3"), "Kubernetes' pod a/")],
+)
+def test_jobs_stay_in_their_allocation(node: Node, scatter: Scatter, ids: tuple[str, str], whose: str) -> None:
+    """Whoever is given the other device by their scheduler would share it with them. Also if that is known only after
+    the plan was made."""
+    programs = scatter("cpu:0", "cpu:1")
+    before = [device_of(program) for program in programs]
+    plan = make_plan(node)
+    assert len(plan["moves"]) == 1
+    for id, program in zip(ids, programs, strict=True):
+        tag = node.client.get_tagged(f"/v1/jobs/{program.job}")[1]
+        node.client.patch(f"/v1/jobs/{program.job}", {"external_id": id}, tag)
+    refused = apply_is_refused(node, plan)
+    assert refused["code"] == "plan_stale"
+    assert whose in refused["detail"]
+    again = make_plan(node)
+    assert again["moves"] == []
+    assert [(each["code"], each["device"]) for each in again["refusals"]] == [
+        ("scheduled", "cpu:0"),
+        ("scheduled", "cpu:1"),
+    ]
+    tag = node.client.get_tagged(f"/v1/jobs/{programs[0].job}")[1]
+    node.client.patch(f"/v1/jobs/{programs[0].job}", {"external_id": "queue:1"}, tag)
+    (move,) = make_plan(node)["moves"]
+    assert (move["source"], move["target"]) == ("cpu:0", "cpu:1")
+    assert [device_of(program) for program in programs] == before
+    for program in programs:
+        harness.output(program)
+
+
 def test_a_plan_of_another_node_than_this_is_stale(node: Node, scatter: Scatter) -> None:
     programs = scatter("cpu:0", "cpu:1", "cpu:2")
     plan = make_plan(node)

@@ -17,10 +17,19 @@ Read = Callable[[str, int], bytes]
 def reading(objects: Path, memory: Path) -> Read:
     """Pieces by hash and size, from host memory or the disk."""
     chunks = Chunks(objects)
+    slabs = {
+        name: (path.with_suffix(".slab"), int(at))
+        for path in memory.glob("*.places")
+        for at, (name, _) in json.loads(path.read_bytes())["places"].items()
+    }
 
     def read(name: str, size: int) -> bytes:
-        kept = memory / name
-        return kept.read_bytes() if kept.exists() else chunks.get(name, size)
+        kept, at = slabs.get(name, (memory / name, 0))
+        if not kept.exists():
+            return chunks.get(name, size)
+        with kept.open("rb") as file:
+            file.seek(at)
+            return file.read(size)
 
     return read
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -18,6 +17,7 @@ import pytest
 from tests import harness
 from tests.criu.apart import checkpoint, client, restored, run_apart
 from tests.criu.test_client_dump import ROOT, STEPS, criu_or_skip, let_end, start, wait_for_lines
+from tests.ports import free_port
 from xmigd.client import Refused
 from xmigd.demo.node import Node
 
@@ -106,7 +106,7 @@ def test_a_server_with_an_open_connection(node: Node, tmp_path: Path) -> None:
     """Its copies count on from the same number, each at a port of its own, and with the connection that it had."""
     output = tmp_path / "served"
     command: list[str | Path] = [sys.executable, ROOT / "tests" / "criu" / "web.py", "8000", output]
-    first, *further = free_ports(3)
+    first, *further = (free_port() for _ in range(3))
     program = run_apart(node, command, output, "--publish", f"{first}:8000")
     wait_for_lines(output, 3)
     counted = value_at(first)
@@ -136,14 +136,6 @@ def test_a_server_goes_on(node: Node, tmp_path: Path) -> None:
     values = [json.loads(line)["value"] for line in output.read_text().splitlines()]
     assert values == list(range(7, 7 + len(values)))
     node.client.delete(f"/v1/jobs/{program.job}")
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
 
 
 def value_at(port: int) -> int:

@@ -44,9 +44,12 @@ def test_it_outlives_the_daemon_and_goes_to_the_disk(native_dir: Path, tmp_path:
         assert "No space left" in events(node, "checkpoint.disk_failed")[0]["why"]
 
         node.kill()
+        before, memory = memory, tmp_path / "other"
+        node.environment["XMIG_CHECKPOINT_MEMORY_DIR"] = str(memory)
         node.start()
         harness.found_again(node)
         assert places(node, second) == ["memory"]
+        assert not before.exists()
         succeeded(node, node.client.post(f"/v1/checkpoints/{second}:verify", {}))
         program.process.kill()
         program.process.wait()

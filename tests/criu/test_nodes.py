@@ -63,10 +63,13 @@ class Job:
         return str(succeeded(self.nodes[0], self.create())["result"]["checkpoint"])
 
     def end(self, *gone: TransferNode) -> None:
-        for node in self.nodes:
-            for job in [] if node in gone else {one["job_id"] for one in node.lives()}:
+        """With those that have started its ranks, which write a last line when these have ended."""
+        there = [(number, node) for number, node in enumerate(self.nodes) if node not in gone]
+        for _, node in there:
+            for job in {one["job_id"] for one in node.lives()}:
                 node.client.delete(f"/v1/jobs/{job}")
-        wait_until(lambda: not any(node.lives() for node in self.nodes if node not in gone), "the job has ended", 60)
+        wait_until(lambda: not any(node.lives() for _, node in there), "the job has ended", 60)
+        wait_until(lambda: not any(launchers(self, number) for number, _ in there), "nobody writes any more", 60)
 
     def until_mirrored(self, mirror: Path, checkpoint: str) -> None:
         for node in self.nodes:
@@ -287,14 +290,21 @@ def test_a_daemon_is_killed_while_it_is_stopped(job: Job, which: int, at: str) -
     job.check()
 
 
-@pytest.mark.parametrize("stop", [False, True])
-def test_a_job_ends_while_a_part_is_in_doubt(job: Job, stop: bool) -> None:
-    """The daemon that leads is gone: the operation ends with the job, and the part is kept until the answer."""
+@pytest.mark.parametrize("how", ["", "stop", "stop, restart"])
+def test_a_job_ends_while_a_part_is_in_doubt(job: Job, how: str) -> None:
+    """The daemon that leads is gone: the operation ends with the job, and the part is kept until the answer, or until
+    an operator discards it. `restart`: the other daemon is another one, too."""
+    stop = how.startswith("stop")
     one, two = job.nodes
     one.dies_at("write.begun checkpoints.whole")
     job.create(stop=stop)
     wait_until(one.has_died, "it dies")
     (part,) = [each for each in two.client.get("/v1/operations", kind="checkpoint") if each["ended_at"] is None]
+    if how.endswith("restart"):
+        wait_until(lambda: two.client.get("/v1/checkpoints", in_doubt="true"), "its part is stored")
+        two.kill()
+        two.starts_again()
+        found_again(two)
     job.end(one)
     over = ended(two, part)
     assert (over["state"], over["error"]["code"]) == ("failed", "in_doubt")
@@ -302,12 +312,24 @@ def test_a_job_ends_while_a_part_is_in_doubt(job: Job, stop: bool) -> None:
         two.folder / "checkpoints" / f"{each['id']}.json" for each in two.client.get("/v1/checkpoints")
     }
     assert left.stem[:12] in over["error"]["detail"]
+    (listed_part,) = two.client.get("/v1/checkpoints", in_doubt="true")
+    assert (listed_part["id"], listed_part["nodes"]) == (left.stem, NODES)
     if stop:  # nor does anything stand still for ever
         assert not launchers(job, 1)
+    if how.endswith("restart"):
+        assert "is removed" in two.ctl("checkpoint", "discard", left.stem[:12], "--yes")
+        assert (left.exists(), two.client.get("/v1/checkpoints", in_doubt="true")) == (False, [])
+        assert why_not_discarded(two, left.stem) == "not_found"
     one.starts_again()
     found_again(one)
     wait_until(lambda: not left.exists(), "it is forgotten once the answer is there", 60)
     job.end()
+
+
+def why_not_discarded(node: TransferNode, part: str) -> str:
+    with pytest.raises(Refused) as refused:
+        node.client.post(f"/v1/checkpoints/{part}:discard")
+    return str(refused.value.code)
 
 
 def launchers(job: Job, node: int) -> list[str]:
@@ -412,8 +434,9 @@ def test_a_node_is_out_of_reach_while_one_is_made(job: Job, phase: str) -> None:
 
 
 def phase_of(node: TransferNode, kind: str) -> str:
-    active = [one for one in node.client.get("/v1/operations", kind=kind) if one["state"] in ("pending", "running")]
-    return str(active[0]["phase"]) if active else ""
+    """Of the last operation of this kind, or "" if it is over: a job has one after the other."""
+    last = node.client.get("/v1/operations", kind=kind, limit=1)
+    return str(last[0]["phase"]) if last and last[0]["state"] in ("pending", "running") else ""
 
 
 @pytest.mark.parametrize(

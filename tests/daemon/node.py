@@ -177,6 +177,10 @@ class Node:
                 os.kill(pid, signal.SIGKILL)
 
 
+class NotAnswered(AssertionError):
+    """The daemon has closed the program's connection."""
+
+
 class Program:
     """A program that shakes hands as libcuda.so.1 does, in a process of its own, and then only lives."""
 
@@ -185,16 +189,20 @@ class Program:
             "import os,socket,sys\n"
             "if len(sys.argv) > 3:\n"
             "    os.setgroups([]); os.setgid(int(sys.argv[3])); os.setuid(int(sys.argv[3]))\n"
-            "s=socket.socket(socket.AF_UNIX,socket.SOCK_SEQPACKET); s.connect(sys.argv[1])\n"
-            "s.send(bytes.fromhex(sys.argv[2]))\n"
-            "data,fds,_,_=socket.recv_fds(s,4096,8)\n"
-            "print(data.hex(),len(fds),flush=True)\n"
-            "s.close()\n"
+            "kept=[]\n"
+            "def shake_hands(hello):\n"
+            "    with socket.socket(socket.AF_UNIX,socket.SOCK_SEQPACKET) as s:\n"
+            "        s.connect(sys.argv[1])\n"
+            "        try:\n"
+            "            s.send(bytes.fromhex(hello))\n"
+            "            data,fds,_,_=socket.recv_fds(s,4096,8)\n"
+            "        except (BrokenPipeError,ConnectionResetError):\n"
+            "            data,fds=b'',[]\n"
+            "        kept.extend(fds)\n"
+            "        print(data.hex() or '-',len(fds),flush=True)\n"
+            "shake_hands(sys.argv[2])\n"
             "for line in sys.stdin:\n"
-            "    s=socket.socket(socket.AF_UNIX,socket.SOCK_SEQPACKET); s.connect(sys.argv[1])\n"
-            "    s.send(bytes.fromhex(line.strip()))\n"
-            "    data,more,_,_=socket.recv_fds(s,4096,8)\n"
-            "    print(data.hex(),len(more),flush=True)\n"
+            "    shake_hands(line.strip())\n"
         )
         self._child = subprocess.Popen(
             [
@@ -212,6 +220,8 @@ class Program:
         assert ready, "no answer to the handshake"
         line = self._child.stdout.readline().split()
         assert line, "the program died"
+        if line[0] == "-":
+            raise NotAnswered
         status, fds, job, message = unpack_welcome(bytes.fromhex(line[0]))
         assert fds == int(line[1])
         return status, fds, job, message

@@ -355,7 +355,7 @@ class Peer:
 
 def main() -> None:
     if sys.argv[1:] == ["--layout"]:
-        print(json.dumps({"layout_version": 2, "header_bytes": 2 << 20, "staging_bytes": 16 << 20,
+        print(json.dumps({"layout_version": 3, "header_bytes": 2 << 20, "staging_bytes": 16 << 20,
                           "pinned_bytes": 1 << 38}))  # fmt: skip
         return
     parser = argparse.ArgumentParser()

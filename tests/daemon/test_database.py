@@ -157,12 +157,14 @@ def test_records(engine: Engine, reading: Engine) -> None:
         assert (found[0]["detected_ms"], found[0]["resumed_ms"], found[0]["exact"]) == (1.0, 50.0, False)
         assert found[0]["story"] == ["x", "y"]
         assert jobs.page(session, jobs.Conditions())[0] | {"created_at": 0} == {
-            "id": "j", "name": "n", "command": "c", "uid": 0, "user": "root", "device": None, "registered": True,
+            "id": "j", "name": "n", "command": "c", "uid": 0, "user": "root", "device": None, "devices": ["cpu:0"],
+                "registered": True,
                 "hang_timeout": None, "replica_policy": None, "created_at": 0,
             "state": "running", "processes": 1, "faults": 1, "recoveries": 1, "suspended": 0, "ended_at": None,
             "duration_s": None, "exit_code": None, "exit_signal": None, "strict": False, "nodes": [], "unprotected": 0,
             "labels": {}, "external_id": None, "restored_from": None, "version": 1,
-            "priority": "normal", "reserved_bytes": None, "memory_quota": None,
+            "priority": "normal", "reserved_bytes": None, "memory_quota": None, "sm_share": None,
+            "walltime_s": None,
         }  # fmt: skip
         assert [(d.id, d.configured) for d in listed(session)] == [("cpu:0", False), ("cpu:1", True)]
     records.process_state("p", "lost", "why it was lost")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import sqlite3
+import time
 from typing import Any
 
 import pytest
@@ -11,7 +14,7 @@ import pytest
 from tests import harness
 
 from .conftest import MakeNode
-from .node import Node, Program, alive, until
+from .node import Node, NotAnswered, Program, alive, until
 
 
 def started(node: Node, program: Program) -> dict[str, Any]:
@@ -220,6 +223,37 @@ def test_the_daemon_is_killed_and_finds_its_servers_again(node: Node) -> None:
     until(lambda: not node.processes(live=True), "the process ended")
 
 
+@pytest.mark.parametrize("written", [True, False], ids=["written", "not written"])
+def test_a_recovery_in_whose_middle_the_daemon_is_killed_has_a_record(node: Node, written: bool) -> None:
+    with Program(node) as program:
+        process = started(node, program)
+        node.behave(go="kill" if written else "hold")
+        os.kill(process["server_pid"], signal.SIGKILL)
+        if not written:
+            until(lambda: len(node.servers()) == 1, "its server has ended")
+            until(lambda: node.get("/v1/recoveries"), "it is begun")
+        else:
+            until(lambda: node.daemon is not None and node.daemon.poll() is not None, "the daemon has ended")
+        node.kill()
+        if not written:
+            with contextlib.closing(sqlite3.connect(node.database)) as database:
+                database.execute("DELETE FROM recoveries")
+                database.execute("UPDATE processes SET state = 'running', server_pid = ?", (process["server_pid"],))
+                database.commit()
+        node.behave()
+        node.start()
+        again = node.wait_for_standby()
+        assert again["id"] == process["id"]
+        (record,) = node.get("/v1/recoveries")
+        assert (record["number"], record["outcome"], record["process_id"]) == (1, "interrupted", process["id"])
+        assert (
+            record["story"][-1] == "xmigd ended during this recovery: its server outlived that and has announced itself"
+        )
+        assert abs(record["at"] - time.time()) < 600
+        os.kill(again["server_pid"], signal.SIGKILL)
+        assert wait_for_recoveries(node, 1)[0]["number"] == 2
+
+
 def test_daemon_and_server_are_killed(node: Node) -> None:
     with Program(node) as program:
         process = started(node, program)
@@ -280,9 +314,13 @@ def test_no_descriptors_left(make_node: MakeNode) -> None:
         while not refused:
             assert len(programs) < 12
             programs.append(Program(node))
-            status, _, _, message = programs[-1].welcome()
-            if status != 0:
-                refused = message
+            try:
+                status, _, _, message = programs[-1].welcome()
+                if status != 0:
+                    refused = message
+            except NotAnswered:  # there was not even one for its connection
+                refused = "a connection cannot be taken"
+                assert refused in node.log.read_text()
         assert refused
         assert node.get("/healthz")["status"] == "ok"
         for program in programs:

@@ -82,7 +82,12 @@ def _help(parameter: Any) -> str:
     default = parameter.default
     if isinstance(default, Enum):
         default = default.value
-    if isinstance(default, (str, int, float)) and not isinstance(default, bool) and parameter.show_default:
+    if (
+        isinstance(default, (str, int, float))
+        and default != ""
+        and not isinstance(default, bool)
+        and parameter.show_default
+    ):
         text += f" (default {default})"
     elif default is True and parameter.secondary_opts:
         text += f" (default {parameter.opts[0]})"

@@ -47,7 +47,12 @@ OTHERS = {
     ),
     "XMIG_NODES": ("`xmigctl run`", "as `--nodes`: the nodes that the job has ranks on, the first one coordinates"),
     "XMIG_LABELS": ("`xmigctl run`", "as `--label`: KEY=VALUE, several separated by spaces; for launchers"),
+    "XMIG_LOSSY_OPTIMIZER_STATE": (
+        "`xmigctl run`, PyTorch",
+        "as `--lossy-optimizer-state`: entries of the state of optimizers that lossy checkpoints may round",
+    ),
     "XMIG_MOVABLE": ("`xmigctl run`", "1: as `--movable`; the program does not get it"),
+    "XMIG_WALLTIME": ("`xmigctl run`", "as `--walltime`: the time that the job takes at most; for launchers"),
     "XMIG_EXTERNAL_ID": ("`xmigctl run`", "as `--external-id`: what its scheduler calls the job; for launchers"),
     "XMIG_CACHED_BLOCKS": (
         "the shim, xmigctl",
@@ -71,7 +76,8 @@ def page() -> str:
 
 A setting has a default, the settings file may give another value (TOML, `/etc/xmig/xmigd.toml`, or what
 `xmigd --config` or `XMIG_CONFIG` names), and the environment has the last word: `XMIG_` and its name in
-capitals. `xmigd` does not start with a value that is wrong, and says which. `xmigctl` reads the same
+capitals. `xmigd` does not start with a value that is wrong, nor with a name in the file
+that is no setting, and says which. `xmigctl` reads the same
 settings: `runtime_dir` is where it finds the daemon.
 
 {_table(Settings)}

@@ -16,7 +16,7 @@ import pytest
 
 from tests.fleet.etcd import etcd_or_skip
 from tests.harness import make_certificate
-from tests.peers.nodes import free_port
+from tests.ports import free_port
 from xmigd.errors import Conflict, StartError, Unavailable, XmigError
 from xmigd.leases.etcd import Etcd
 from xmigd.leases.leases import Lease, Leases

@@ -49,6 +49,9 @@ def test_everybody_sees_what_is_theirs(nodes: list[FleetNode]) -> None:
     assert "training" in one.ctl("fleet", "jobs")
     assert one.ctl("fleet", "devices").count("cpu:") == 6
     assert "not allowed" in two.ctl("fleet", "jobs")
+    two.client.patch(f"/v1/jobs/{program.job}", {"external_id": "slurm:4711"}, "*")
+    stays = answered(one)["two"]["shown"]["jobs"][0]["processes"][0]["stays"]
+    assert stays == "it is Slurm's job 4711, which may not leave the devices of its allocation"
     end_calm(program)
 
 

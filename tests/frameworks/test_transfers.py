@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,10 +13,11 @@ from tests.harness import wait_until
 from tests.migration.moves import succeeded
 from tests.namespaces import needs_networks
 from tests.transfers.nodes import TransferNode, pair
+from xmigd.demo.node import Program
 
 pytestmark = [pytest.mark.criu, needs_networks, pytest.mark.timeout(600)]
 
-
+TORCHRUN: list[str | Path] = ["-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", "2"]
 # As with the sysctl kernel.io_uring_disabled=2, which would be the whole machine's.
 WITHOUT_IO_URING = """import os, sys; from xmigd.cli.apart import _close_io_uring
 _close_io_uring(); os.execv(sys.argv[1], sys.argv[1:])"""
@@ -29,25 +30,30 @@ def nodes(native_dir: Path) -> Iterator[list[TransferNode]]:
 
 
 def test_torchrun(nodes: list[TransferNode], frameworks: Path, tmp_path: Path) -> None:
+    launcher: list[str | Path] = [sys.executable, "-c", WITHOUT_IO_URING, frameworks, *TORCHRUN, "--standalone"]
+    moves(nodes, tmp_path, nodes[0].begin, launcher, frameworks)
+
+
+def test_torchrun_that_is_movable(nodes: list[TransferNode], frameworks: Path, tmp_path: Path) -> None:
+    """Its store listens at an address of the first node, which the second one does not have."""
+    address = nodes[0].network.address
+    at_address = ["--rdzv-endpoint", f"{address}:29500", "--rdzv-conf", "is_host=true", "--local-addr", address]
+    launcher: list[str | Path] = [frameworks, *TORCHRUN, "--rdzv-backend", "c10d", *at_address]
+    moves(nodes, tmp_path, nodes[0].begin_movable, launcher, frameworks)
+
+
+def moves(
+    nodes: list[TransferNode], folder: Path, begin: Callable[..., Program], launcher: list[str | Path],
+    frameworks: Path,
+) -> None:  # fmt: skip
+    """In the middle. Then it goes on, and ends with the sums of one that nobody disturbs."""
     one, two = nodes
-    (tmp_path / "home").mkdir()
-    launcher: list[str | Path] = [
-        sys.executable,
-        "-c",
-        WITHOUT_IO_URING,
-        frameworks,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-    ]
-    one.begin(
-        [*launcher, PROGRAMS / "elastic.py", tmp_path, str(STEPS)], tmp_path / "torchrun.out",
-        HOME=str(tmp_path / "home"), OMP_NUM_THREADS="1", PATH=f"{frameworks.parent}:/usr/bin:/bin",
+    (folder / "home").mkdir()
+    begin(
+        [*launcher, PROGRAMS / "elastic.py", folder, str(STEPS)], folder / "torchrun.out", HOME=str(folder / "home"),
+        OMP_NUM_THREADS="1", PATH=f"{frameworks.parent}:/usr/bin:/bin",
     )  # fmt: skip
-    files = [tmp_path / f"rank{rank}" for rank in range(2)]
-    errors = tmp_path / "torchrun.err"
+    files = [folder / f"rank{rank}" for rank in range(2)]
     for file in files:
         wait_until(lambda file=file: file.exists() and len(file.read_text().splitlines()) == REACHED,  # type: ignore[misc]
                    "it waits", timeout=300)  # fmt: skip
@@ -55,9 +61,11 @@ def test_torchrun(nodes: list[TransferNode], frameworks: Path, tmp_path: Path) -
     done = succeeded(one, one.move(one.lives()[0]["job_id"], "two/cpu:0,cpu:1"), timeout=300)
     assert len(done["result"]["processes"]) == 3
     assert not one.lives()
-    there = sorted(two.lives(), key=lambda each: each["pid"])
-    assert [each["device"] for each in there] == ["cpu:0", "cpu:1", "cpu:0"]  # of torchrun itself, and the ranks
+    devices = {each["id"]: each["device"] for each in two.lives()}
+    # Of torchrun itself, and the ranks.
+    assert [devices[each] for each in two.transfers()[0]["processes"]] == ["cpu:0", "cpu:1", "cpu:0"]
     assert [len(file.read_text().splitlines()) for file in files] == [REACHED] * 2
-    (tmp_path / "go").touch()
+    (folder / "go").touch()
     wait_until(lambda: not two.lives(), "the job is over", timeout=300)
-    assert [file.read_text().splitlines() for file in files] == [sums()] * 2, errors.read_text()
+    printed = "".join(file.read_text() for file in folder.glob("torchrun.*"))
+    assert [file.read_text().splitlines() for file in files] == [sums()] * 2, printed

@@ -177,7 +177,7 @@ class Bench:
                 # A daemon that ends at once may leave them to see for themselves that their programs have gone.
                 wait_until(lambda: not servers_of(name), "its servers have ended")
             finally:
-                self._keep_log(Path(name) / "xmigd.log")
+                self.keep_log(Path(name) / "xmigd.log")
 
     def two(self) -> tuple[str, str]:
         """Two devices, for moves. Raises Failed where there is one GPU only."""
@@ -304,7 +304,7 @@ class Bench:
         self._numbers[kind] = self._numbers.get(kind, 0) + 1
         return self.logs / f"{kind}-{self._numbers[kind]}.out"
 
-    def _keep_log(self, log: Path) -> None:
+    def keep_log(self, log: Path) -> None:
         number = self._numbers["xmigd"] = self._numbers.get("xmigd", 0) + 1
         if log.exists():
             shutil.copy(log, self.logs / f"xmigd-{number}.log")

@@ -13,9 +13,12 @@ from tests.gpu import (
     devices,
     differential,
     faults,
+    joining,
     kills,
     memory,
     moves,
+    mps,
+    nodes,
     packages,
     parallel,
     profile,
@@ -27,6 +30,7 @@ from tests.gpu import (
     recovery,
     restarts,
     results,
+    served,
     sharing,
     speeds,
     stalls,
@@ -120,6 +124,7 @@ DEVICES = [
 # Programs of several ranks: two GPUs, or two ranks on one. By name, or `--only collectives`.
 COLLECTIVES = [
     Part("ranks", "collectives", 90, collectives.measure, topic="collectives"),
+    Part("init", "collectives", 60, joining.measure, topic="collectives"),
     Part("job-recovery", "collectives", 190, collectives.recovery, topic="collectives"),
     Part("rank-moves", "collectives", 120, rank_moves.measure, topic="collectives"),
     Part("rank-faults", "collectives", 400, rank_faults.measure, topic="collectives"),
@@ -128,20 +133,36 @@ COLLECTIVES = [
     Part("rank-losses", "collectives", 110, rank_losses.measure, topic="collectives"),
     Part("parallel", "collectives", 200, parallel.measure, topic="collectives"),
     Part("fsdp", "collectives", 170, parallel.fsdp, topic="collectives"),
-    Part("packages", "collectives", 200, packages.measure, topic="collectives"),
+    *(
+        Part(program.part, "packages", 100, partial(packages.measure, program=program), topic="collectives")
+        for program in packages.PROGRAMS
+    ),
     Part("restarts", "collectives", 240, restarts.measure, topic="collectives"),
     Part("four-on-two", "collectives", 120, collectives.four_on_two, topic="collectives"),
 ]
 
 
-# Two tenants of one GPU. `--only sharing`.
-SHARING = [Part("sharing", "sharing", 240, sharing.measure, topic="sharing")]
+# Two GPUs, each of a node of its own; as root. By name, or `--only nodes`.
+NODES = [
+    Part("nodes-ranks", "nodes", 210, nodes.ranks, topic="collectives"),
+    Part("nodes-moves", "nodes", 240, nodes.moves, topic="checkpoint"),
+]
+
+
+# Two tenants of one GPU, in turns and at the same time. `--only sharing`, `--only mps`.
+SHARING = [
+    Part("sharing", "sharing", 240, sharing.measure, topic="sharing"),
+    Part("mps-faults", "mps", 60, mps.faults, topic="mps"),
+    Part("mps-throughput", "mps", 100, mps.pairs, topic="mps"),
+    Part("mps-bugs", "mps", 40, mps.own_bugs, topic="mps"),
+]
 
 
 # Programs that CRIU writes down and restores; as root. By name, or `--only checkpoint`.
 CHECKPOINTS = [
     Part("checkpoint-training", "checkpoint", 120, checkpoints.training, topic="checkpoint"),
     Part("checkpoint-ranks", "checkpoint", 120, checkpoints.ranks, topic="checkpoint"),
+    Part("served", "checkpoint", 80, served.measure, topic="checkpoint"),
     Part("checkpoint-40GB", "checkpoint", 300, checkpoints.large, topic="checkpoint"),
 ]
 
@@ -151,7 +172,7 @@ def chosen(only: str | None) -> list[Part]:
     if only is None:
         return PARTS
     wanted = {word.strip() for word in only.split(",") if word.strip()}
-    every = PARTS + STALLS + MOVES + DEVICES + COLLECTIVES + CHECKPOINTS + SHARING
+    every = PARTS + STALLS + MOVES + DEVICES + COLLECTIVES + NODES + CHECKPOINTS + SHARING
     known = {part.name for part in every} | {part.group for part in every}
     if not wanted <= known:
         raise ValueError(f"there is no part {', '.join(sorted(wanted - known))}; there are: {', '.join(sorted(known))}")

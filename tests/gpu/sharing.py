@@ -120,7 +120,7 @@ def together(decoder: Running, training: Running) -> Pair:
     return of(decoder, training)
 
 
-def under(bench: Bench, node: Node, more: str, decoder: Mapping[str, str], training: Mapping[str, str]) -> Pair:
+def under(bench: Bench, node: Node, more: str, decoder: Mapping[str, object], training: Mapping[str, object]) -> Pair:
     with (
         bench.started(DECODER, node, more, request=decoder) as first,
         bench.started(TRAINING, node, more, request=training) as second,

@@ -247,6 +247,19 @@ def bench(frameworks: Path, native_dir: Path, tmp_path: Path) -> Bench:
     return Bench(tmp_path, tmp_path, python=str(frameworks), rehearsal=True, end=end, make_node=forked.Node)
 
 
+def test_rehearsal_of_mps(frameworks: Path, native_dir: Path, tmp_path: Path) -> None:
+    """With a stand-in for NVIDIA's control daemon."""
+    done = run("--rehearse", "--only", "mps-faults", "--python", frameworks,
+               "--out", tmp_path / "out", "--work", tmp_path / "work")  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = {row.name: row for row in measurements.read(tmp_path / "out" / "mps.json").rows}
+    assert not [name for name in rows if "failed" in name], rows
+    for act in ("a server killed", "an illegal address", "the MPS server killed"):
+        for who in ("it", "its neighbour"):
+            assert rows[f"MPS, {act}: differences of {who}"].value == 0
+            assert "1 recoveries, 0 not exact" in rows[f"MPS, {act}: differences of {who}"].conditions
+
+
 def test_rehearsal(frameworks: Path, native_dir: Path, tmp_path: Path) -> None:
     done = run("--rehearse", "--only", "cupy,kills-training,counters,mlp", "--python", frameworks,
                "--out", tmp_path / "out", "--work", tmp_path / "work")  # fmt: skip

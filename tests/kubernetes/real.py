@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ import httpx
 
 from tests.harness import wait_until
 from tests.kubernetes.cluster import NODE, Cluster, Json, manifests
+from tests.ports import free_port
 
 ADMIN = "admin-token"
 PATHS = {
@@ -36,14 +36,6 @@ OPTIONS = (
 )  # fmt: skip
 
 
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-
-
 @contextlib.contextmanager
 def _running(folder: Path, program: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
     with (folder / f"{program.name}.log").open("wb") as log:
@@ -60,7 +52,7 @@ def _running(folder: Path, program: Path, *options: str) -> Iterator[subprocess.
 
 @contextlib.contextmanager
 def real(apiserver: Path, etcd: Path, folder: Path) -> Iterator[Cluster]:
-    store, peers, port = _free_ports(3)
+    store, peers, port = free_port(), free_port(), free_port()
     key = folder / "sa.key"
     subprocess.run(["openssl", "genrsa", "-out", key, "2048"], check=True, capture_output=True)
     (folder / "tokens.csv").write_text(f'{ADMIN},admin,admin,"system:masters"\n')

@@ -261,3 +261,22 @@ def test_xmigctl_run_is_the_starter(node: Node) -> None:
     (line,) = node.client.get(f"/v1/jobs/{job.partition(':')[0]}/logs")
     assert (line["source"], line["level"]) == ("xmigd", "error")
     assert line["text"].startswith("xmigd refused this process: every device of this node is cordoned")
+
+
+def test_work_that_is_not_done_yet_is_no_line(node: Node) -> None:
+    """Programs look again and again."""
+    code = """
+import time
+start()
+stream, entry = ctypes.c_void_p(), ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: time.sleep(0.2))
+assert driver.cuStreamCreate(ctypes.byref(stream), 1) == driver.cuLaunchHostFunc(stream, entry, None) == 0
+answers = [driver.cuStreamQuery(stream) for _ in range(5)]
+assert 600 in answers, answers
+assert driver.cuStreamSynchronize(stream) == driver.cuStreamQuery(stream) == 0
+"""
+    before = node.log.stat().st_size
+    program = run(node, code, stderr=-1)
+    assert program.process.returncode == 0
+    with node.log.open() as log:
+        log.seek(before)
+        assert "cuStreamQuery" not in log.read()

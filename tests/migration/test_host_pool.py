@@ -100,9 +100,9 @@ def test_a_host_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes what others do not need, and says once that this is less than it is to have."""
     room = [host_memory.RESERVE + 3 * STEP - 1]
 
-    def made(size: int) -> tuple[Fd, str]:
+    def made(size: int, folder: Path | None) -> tuple[Fd, str]:
         room[0] -= size
-        return make(size)
+        return make(size, folder)
 
     make = host_pool.make_piece
     monkeypatch.setattr(host_pool, "PERIOD", 0.01)

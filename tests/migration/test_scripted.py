@@ -71,6 +71,35 @@ def test_a_migration_is_there_as_soon_as_its_operation(node: Node) -> None:
         )  # fmt: skip
 
 
+@pytest.mark.parametrize("external_id", ["slurm:4711", "k8s:train/digits-0/5b1f0c1e-27d5-4e4d-9a55-3a0c8e7a1d11"])
+def test_a_job_leaves_its_allocation_only_by_request(node: Node, external_id: str) -> None:
+    """Its scheduler may give the other device to somebody else. A drain is the word of who decides about the device."""
+    with Program(node) as program:
+        process = started(node, program)
+        job = f"/v1/jobs/{process['job_id']}"
+        with node.http() as http:
+            tag = http.get(job).headers["etag"]
+            assert http.patch(job, json={"external_id": external_id}, headers={"If-Match": tag}).status_code == 200
+        body = {"process": process["id"]}
+        problem = post(node, "/v1/migrations", body | {"target": "cpu:1"}, expect=409)
+        assert problem["code"] == "scheduled"
+        assert "5b1f0c1e" not in problem["detail"]  # the pod's uid says nothing to people
+
+        def reasons(**fields: Any) -> list[str]:
+            plan = post(node, "/v1/migration-plans", body | fields, expect=200)
+            (target,) = (one for one in plan["targets"] if one["device"] == "cpu:1")
+            return [reason["code"] for reason in target["reasons"]]
+
+        assert (reasons(), reasons(leave_allocation=True)) == (["scheduled"], [])
+        plan = post(node, "/v1/consolidation-plans", {"assumed_busy_share": 0.0}, expect=200)
+        assert [refusal["code"] for refusal in plan["refusals"]] == ["scheduled"]
+        operation = post(node, "/v1/migrations", body | {"target": "cpu:1", "leave_allocation": True})
+        assert ended(node, operation)["state"] == "succeeded"
+        assert now(node, process)["device"] == "cpu:1"
+        assert ended(node, post(node, "/v1/devices/cpu:1:drain", {}))["state"] == "succeeded"
+        assert now(node, process)["device"] == "cpu:0"
+
+
 def test_a_move_and_back(node: Node) -> None:
     with Program(node) as program:
         process = started(node, program)
@@ -231,6 +260,7 @@ def test_suspend_and_resume(node: Node, to: str) -> None:
         assert folder.exists() == (to == "file")
         refused = post(node, "/v1/migrations", {"process": process["id"], "target": "cpu:1"}, 409)
         assert (refused["code"], refused["process_location"]) == ("suspended", to)
+        assert refused["hint"].startswith("xmigctl resume ")
         operation = resume(node, process, "cpu:1")
         assert operation["state"] == "succeeded", operation
         awake = node.wait_for_standby()
@@ -380,3 +410,23 @@ def test_plans_and_refusals(node: Node) -> None:
         again = post(node, "/v1/migrations", {"process": process["id"], "target": "cpu:1"}, 409)
         assert again["code"] == "already_moving"
         assert not node.get("/v1/migrations", state="done")
+
+
+def test_lines_in_the_log_name_the_operation_that_they_are_about(node: Node) -> None:
+    """And no other one: a server that one operation has started outlives it."""
+    with Program(node) as program:
+        process = started(node, program)
+        suspension, resumption = suspend(node, process), resume(node, process)
+        assert (suspension["state"], resumption["state"]) == ("succeeded", "succeeded")
+        node.wait_for_standby()
+        post(node, f"/v1/jobs/{process['job_id']}/faults:inject", {"kind": "kill"})
+        wait_for_recoveries(node, 1)
+    lines = node.log.read_text().splitlines()
+
+    def operation(event: str) -> str | None:
+        (line,) = (line for line in lines if f"] {event} " in line)
+        return line.partition(" operation=")[2].partition(" ")[0] or None
+
+    assert operation("process suspended") == operation("suspend done") == suspension["id"]
+    assert operation("resume done") == resumption["id"]
+    assert (operation("process recovering"), operation("recovery resumed")) == (None, None)

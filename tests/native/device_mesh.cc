@@ -158,3 +158,43 @@ TEST(mesh_strangers) {
   other.join();
   for (const int stranger : strangers) ::close(stranger);
 }
+
+// A rank that ends before it has connected would be waited for until nobody waits any more.
+TEST(mesh_of_one_that_ends) {
+  const auto began = std::chrono::steady_clock::now();
+  for (const char* const address : {"", "127.0.0.1"}) {
+    Table table(2);
+    std::thread other([&] {
+      const auto ends = [&](const std::string& offer) -> Result<std::vector<std::string>> {
+        table.meet(1, offer);
+        return Error{"it ends"};
+      };
+      CHECK(!Mesh::connect(place(1, 2, address), ends));
+    });
+    const auto meet = [&](const std::string& offer) { return Result(table.meet(0, offer)); };
+    const Result<std::unique_ptr<Mesh>> mesh = Mesh::connect(place(0, 2, address), meet);
+    CHECK(!mesh && mesh.error().code == device::kSevered);
+    other.join();
+  }
+  // And certainly while it is waited for.
+  const int listener = ::socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in there{};
+  there.sin_family = AF_INET;
+  ::inet_pton(AF_INET, "127.0.0.2", &there.sin_addr);
+  socklen_t length = sizeof(there);
+  CHECK(::bind(listener, reinterpret_cast<sockaddr*>(&there), length) == 0 && ::listen(listener, 4) == 0);
+  CHECK(::getsockname(listener, reinterpret_cast<sockaddr*>(&there), &length) == 0);
+  const std::string offer = "xmig-0123456789abcdef0123456789abcdef 7f000002 " + std::to_string(ntohs(there.sin_port));
+  std::thread other([&] {
+    const int connected = ::accept(listener, nullptr, nullptr);
+    char hello[64];
+    CHECK(::recv(connected, hello, sizeof(hello), 0) > 0);
+    ::close(connected);
+    ::close(listener);
+  });
+  const auto meet = [&](const std::string& mine) { return Result(std::vector<std::string>{mine, offer}); };
+  const Result<std::unique_ptr<Mesh>> mesh = Mesh::connect(place(0, 2, "127.0.0.1"), meet);
+  CHECK(!mesh && mesh.error().code == device::kSevered && mesh.why().find("rank 1 cannot be reached: it has ended") != std::string::npos);
+  other.join();
+  CHECK(std::chrono::steady_clock::now() - began < std::chrono::seconds(20));
+}

@@ -441,6 +441,62 @@ void cached_blocks_of_a_program() {
   check_empty();
 }
 
+extern "C" size_t xmigNameNumbers(const uint64_t* addresses, const uint64_t* bytes, const uint32_t* types, size_t count, int blocks);
+extern "C" void xmigForgetNumbers(uint64_t address, uint64_t bytes);
+
+// Numbers that are named are so until their memory is somebody else's, and not a record longer.
+void named_numbers_end_with_their_memory() {
+  constexpr uint64_t kGranule = xmig::journal::kGranule;
+  using Named = std::map<uint64_t, uint64_t>;
+  const auto name = [](uint64_t address, uint64_t bytes, int blocks, uint32_t type = 2) {  // float32
+    return xmigNameNumbers(&address, &bytes, &type, 1, blocks);
+  };
+  // Of an allocation of the driver's.
+  const CUdeviceptr plain = alloc(kGranule);
+  CHECK(name(plain + 512, 1024, 0) == 1 && server.named == Named({{plain + 512, 1024}}));
+  CHECK(name(plain, 1024, 1) == 0);                      // no allocator reports its blocks
+  CHECK(name(plain + 2, 1024, 0) == 0);                  // not where a number can be
+  CHECK(name(plain, 1022, 0) == 0 && name(plain, 0, 0) == 0 && name(plain, 1024, 0, 4) == 0);
+  CHECK(name(plain + kGranule - 512, 1024, 0) == 0);     // behind its end
+  CHECK(name(~0ull - 511, 1024, 0) == 0);
+  const size_t records = server.count("xmNameNumbers");
+  CHECK(name(plain + 512, 1024, 0) == 1 && server.count("xmNameNumbers") == records);  // it is already
+  CHECK(name(plain + 1024, 1024, 0) == 1 && server.named == Named({{plain + 1024, 1024}}));  // overlaps: the last counts
+  const size_t forgotten = server.count("xmForgetNumbers");
+  xmigForgetNumbers(plain, 1024);
+  CHECK(server.named.size() == 1 && server.count("xmForgetNumbers") == forgotten);  // nothing of it is named
+  xmigForgetNumbers(plain + 2044, 4);
+  CHECK(server.named.empty());
+  CHECK(name(plain + 512, 1024, 0) == 1);
+  CHECK(client::cuMemFree_v2(plain) == CUDA_SUCCESS && server.named.empty());
+  const CUdeviceptr again = alloc(kGranule);
+  CHECK(again == plain && name(plain + 512, 1024, 0) == 1 && server.named.size() == 1);  // nothing was left of the first name
+  CHECK(client::cuMemFree_v2(again) == CUDA_SUCCESS);
+
+  // Of blocks of an allocator.
+  CachedBlocks& blocks = cached_blocks();
+  const CUdeviceptr segment = alloc(4 * kGranule);
+  blocks.segment(segment, 4 * kGranule);
+  CHECK(name(segment, 1024, 1) == 0);  // in use by nobody
+  blocks.allocated(segment, 1024);
+  blocks.allocated(segment + 1024, 1000);
+  CHECK(name(segment, 1024, 1) == 1 && name(segment + 1024, 1000, 1) == 1 && server.named.size() == 2);
+  blocks.freed(segment, 1024);
+  CHECK(server.named == Named({{segment + 1024, 1000}}));
+  blocks.allocated(segment, 1024);  // it is another tensor's now
+  CHECK(server.named.size() == 1);
+  CHECK(name(segment, 1024, 1) == 1 && server.named.size() == 2);
+  blocks.segment_gone(segment, 4 * kGranule);
+  CHECK(server.named.empty() && name(segment, 1024, 1) == 0);
+  blocks.segment(segment, 4 * kGranule);
+  blocks.allocated(segment, 1024);
+  CHECK(name(segment, 1024, 1) == 1);
+  blocks.freed(segment + 2 * kGranule, 512);  // does not add up: nobody knows any more when blocks end
+  CHECK(blocks.given_up() && server.named.empty() && name(segment, 1024, 1) == 0);
+  CHECK(client::cuMemFree_v2(segment) == CUDA_SUCCESS);
+  check_empty();
+}
+
 }  // namespace
 
 int main() {
@@ -455,4 +511,5 @@ int main() {
   pointers();
   threads();
   cached_blocks_of_a_program();
+  named_numbers_end_with_their_memory();
 }

@@ -122,7 +122,20 @@ CUresult execute(xmig::Op op, const void* args, size_t bytes, std::span<const xm
       const auto it = server.live.find(arguments<Args_xmFree>(args, bytes).address);
       CHECK(it != server.live.end());
       server.discarded.erase(server.discarded.lower_bound(it->first), server.discarded.lower_bound(it->first + it->second));
+      std::erase_if(server.named, [&](const auto& one) { return one.first >= it->first && one.first < it->first + it->second; });
       server.live.erase(it);
+      return CUDA_SUCCESS;
+    }
+    case Op::xmNameNumbers: {
+      const auto a = arguments<Args_xmNameNumbers>(args, bytes);
+      CHECK(a.bytes && covered(server.live, a.address, a.bytes));
+      std::erase_if(server.named, [&](const auto& one) { return one.first < a.address + a.bytes && a.address < one.first + one.second; });
+      server.named.emplace(a.address, a.bytes);
+      return CUDA_SUCCESS;
+    }
+    case Op::xmForgetNumbers: {
+      const auto a = arguments<Args_xmForgetNumbers>(args, bytes);
+      std::erase_if(server.named, [&](const auto& one) { return one.first < a.address + a.bytes && a.address < one.first + one.second; });
       return CUDA_SUCCESS;
     }
     case Op::xmDiscard:

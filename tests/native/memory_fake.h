@@ -30,6 +30,7 @@ struct Server {
   std::map<uint64_t, uint64_t> backed;   // what each xmGrow made
   std::map<uint64_t, uint64_t> live;     // what each xmAlloc made
   std::set<uint64_t> discarded;          // granules: by xmDiscard, until their xmReuse
+  std::map<uint64_t, uint64_t> named;    // numbers: bytes by address, until they are forgotten or freed
   std::vector<std::string> records;      // names, in order
   std::string fail_next;                 // the next record of this name fails with CUDA_ERROR_UNKNOWN
   uint64_t backed_bytes() const;

@@ -51,69 +51,58 @@ target_link_libraries(server_preload_test PRIVATE xmig_server_core xmig_tests)
 target_precompile_headers(server_preload_test REUSE_FROM device_units)
 add_test(NAME server.preload_limit COMMAND server_preload_test $<TARGET_FILE:server_kernels>)
 
-# Arguments: an executable, what its tests' names begin with, its tests.
-set(shared_by_jobs ${CMAKE_CURRENT_LIST_DIR}/server_jobs.h ${CMAKE_CURRENT_LIST_DIR}/server_mover.h)
-function(xmig_server_jobs name prefix)
-  add_executable(${name} ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/${name}.cc)
-  target_link_libraries(${name} PRIVATE xmig_server_core)
-  if(NOT XMIG_SANITIZE STREQUAL thread)  # which makes their own code slow
-    # They are compiled several times, for half as long so, and what they do at run time is to wait for servers.
-    target_compile_options(${name} PRIVATE -O0)
-  endif()
-  if(name STREQUAL server_jobs)
-    target_precompile_headers(${name} PRIVATE ${shared_by_jobs})
-  else()
-    target_precompile_headers(${name} REUSE_FROM server_jobs)
-  endif()
-  foreach(test ${ARGN})
-    add_test(NAME server.${prefix}${test} COMMAND ${name} $<TARGET_FILE:xmig-server> $<TARGET_FILE:server_kernels> ${test})
-  endforeach()
-endfunction()
-xmig_server_jobs(server_jobs "" undisturbed kills injections lost_again_in_replay program_error error_among_others queued_error
-                 host_functions host_function_needs_the_program never_synchronises waits_are_apart garbage daemon_comes_back
-                 pauses snapshots_are_copied copies_are_increments idle_uses_no_cpu snapshots_of_two_devices)
-xmig_server_jobs(server_memory_jobs "" pinned pinned_ahead sets_pinned pinned_much kernel_reads_pinned order_by_waiting
-                 copies_more_than_the_journal memory_is_full mapped_ahead prepares_ahead prepares_in_vain zeros changes
-                 discarded discarded_wrongly)
-xmig_server_jobs(server_object_jobs "" first_launches failed_frees tensor_maps globals twins twin_when_a_snapshot_begins
-                 preloaded limits
-                 event_on_two_streams)
-xmig_server_jobs(server_placement_jobs placement_ settles where_waking_is_cheap looks_again runs_beside usher rests_after_the_last_record moves_with_the_program nonsense
-                 reported_that_it_is_late bound_by_others whole_server_bound real_time_program)
-xmig_server_jobs(server_move_test move_ settles moves aborts source_dies both_die unprepared young smaller
-                 grows_while_settling)
-xmig_server_jobs(server_suspend_test suspend_ host while_settling brings_all given_room files aborts dies no_room damaged full shadow_on_host)
+# Tests of whole jobs, in one program: most of what each of these files takes to compile is what they share.
+set(server_jobs server_main.cc server_jobs.cc server_memory_jobs.cc server_move_test.cc server_object_jobs.cc
+    server_placement_jobs.cc server_suspend_test.cc server_variable_jobs.cc)
+list(TRANSFORM server_jobs PREPEND ${CMAKE_CURRENT_LIST_DIR}/)
+add_executable(server_jobs ${server_jobs})
+target_link_libraries(server_jobs PRIVATE xmig_server_core)
+set_target_properties(server_jobs PROPERTIES UNITY_BUILD ${XMIG_UNITY} UNITY_BUILD_BATCH_SIZE 0)
+if(NOT XMIG_SANITIZE STREQUAL thread)  # which makes their own code slow
+  # They are compiled for half as long so, and what they do at run time is to wait for servers.
+  target_compile_options(server_jobs PRIVATE -O0)
+endif()
 
-# Of the server that places variables itself; `moved`: see below.
-xmig_server_jobs(server_variable_jobs "")
-function(xmig_variable_jobs prefix mode)
+# Arguments: what the tests' names begin with, the server, the kernels, what precedes the names in the program, their names.
+# `mode`, where it is set, is the program's last argument.
+function(xmig_jobs prefix server kernels within)
   foreach(test ${ARGN})
     add_test(NAME server.${prefix}${test}
-             COMMAND server_variable_jobs $<TARGET_FILE:placing_server> $<TARGET_FILE:placed_kernels> ${test} ${mode})
+             COMMAND server_jobs $<TARGET_FILE:${server}> $<TARGET_FILE:${kernels}> ${within}${test} ${mode})
   endforeach()
 endfunction()
-xmig_variable_jobs(variables_ "" kept kept_at_random kept_preloaded kept_when_a_snapshot_begins first_used_before_a_snapshot_that_fails
-                   kept_after_faults addresses_are_each_servers some_have_twins modules_come_and_go snapshots_copy_what_was_written on_two_devices overwritten
-                   bad_places suspended)
-xmig_variable_jobs(variables_moved_ moved kept some_have_twins modules_come_and_go snapshots_copy_what_was_written)
+function(xmig_server_jobs prefix)
+  xmig_jobs("${prefix}" xmig-server server_kernels "${prefix}" ${ARGN})
+endfunction()
+xmig_server_jobs("" undisturbed kills injections lost_again_in_replay program_error error_among_others queued_error
+                 host_functions host_function_needs_the_program never_synchronises waits_are_apart garbage daemon_comes_back
+                 pauses snapshots_are_copied copies_are_increments copies_may_be_lossy unique_copies_are_of_one_snapshot idle_uses_no_cpu snapshots_of_two_devices)
+xmig_server_jobs("" pinned pinned_ahead sets_pinned pinned_much kernel_reads_pinned order_by_waiting
+                 copies_more_than_the_journal memory_is_full mapped_ahead prepares_ahead prepares_in_vain zeros changes
+                 discarded discarded_wrongly)
+xmig_server_jobs("" first_launches failed_frees tensor_maps globals twins twin_when_a_snapshot_begins preloaded limits
+                 event_on_two_streams)
+xmig_server_jobs(placement_ settles where_waking_is_cheap looks_again runs_beside usher rests_after_the_last_record moves_with_the_program nonsense
+                 reported_that_it_is_late bound_by_others whole_server_bound real_time_program)
+xmig_server_jobs(move_ settles moves aborts source_dies both_die unprepared young smaller grows_while_settling)
+xmig_server_jobs(suspend_ host while_settling brings_all given_room files aborts dies no_room damaged full shadow_on_host)
+
+# Of the server that places variables itself.
+xmig_jobs(variables_ placing_server placed_kernels variables_ kept kept_at_random kept_preloaded kept_when_a_snapshot_begins
+          first_used_before_a_snapshot_that_fails kept_after_faults addresses_are_each_servers some_have_twins
+          modules_come_and_go snapshots_copy_what_was_written on_two_devices overwritten bad_places suspended)
+xmig_jobs(blind_ blind_server server_kernels "" injections lost_again_in_replay program_error error_among_others
+          snapshots_go_with_kernels)
+xmig_jobs(late_ late_server server_kernels "" memory_is_full)
+xmig_jobs(move_ blind_server server_kernels move_ promised)
 
 # Where they kill the server, the job moves to another device instead.
-function(xmig_moved_jobs name)
-  foreach(test ${ARGN})
-    add_test(NAME server.moved_${test}
-             COMMAND ${name} $<TARGET_FILE:xmig-server> $<TARGET_FILE:server_kernels> ${test} moved)
-  endforeach()
-endfunction()
-xmig_moved_jobs(server_memory_jobs pinned_ahead sets_pinned kernel_reads_pinned order_by_waiting zeros changes discarded)
-xmig_moved_jobs(server_object_jobs globals twins limits first_launches)
-
-foreach(test injections lost_again_in_replay program_error error_among_others snapshots_go_with_kernels)
-  add_test(NAME server.blind_${test} COMMAND server_jobs $<TARGET_FILE:blind_server> $<TARGET_FILE:server_kernels> ${test})
-endforeach()
-
-add_test(NAME server.late_memory_is_full
-         COMMAND server_memory_jobs $<TARGET_FILE:late_server> $<TARGET_FILE:server_kernels> memory_is_full)
-add_test(NAME server.move_promised COMMAND server_move_test $<TARGET_FILE:blind_server> $<TARGET_FILE:server_kernels> promised)
+set(mode moved)
+xmig_jobs(variables_moved_ placing_server placed_kernels variables_ kept some_have_twins modules_come_and_go
+          snapshots_copy_what_was_written)
+xmig_jobs(moved_ xmig-server server_kernels "" pinned_ahead sets_pinned kernel_reads_pinned order_by_waiting zeros changes
+          discarded globals twins limits first_launches)
+unset(mode)
 
 foreach(decoder snapshot request ring variables)
   xmig_fuzz_target(server_${decoder} ${CMAKE_CURRENT_LIST_DIR}/server_fuzz_${decoder}.cc xmig_server_core)

@@ -116,7 +116,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static Injector injector(*device, daemon, faults);
   static Contexts contexts(*device, 1);
   static ModulePreload preload(*device, contexts, log);
-  static const bool opened = device->start() && contexts.open();
+  static const bool opened = device->start() && contexts.open(0);
   if (!opened) std::abort();
 
   JobFds fds{memfd(journal::kHeaderBytes + (8 << 20)), memfd(journal::kStagingBytes), memfd(64 << 20), {memfd(0), memfd(0)}};

@@ -25,6 +25,7 @@
 #include <span>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "check.h"
@@ -377,7 +378,7 @@ class Job {
     auto* const head = reinterpret_cast<journal::RecordHeader*>(record);
     head->size = static_cast<uint32_t>(size);
     head->op = static_cast<uint16_t>(op);
-    head->flags = info.call == CallClass::kSynchronous ? journal::kSynchronous : 0;
+    head->flags = (info.call == CallClass::kSynchronous ? journal::kSynchronous : 0) | std::exchange(flags_of_next, uint16_t{0});
     head->sequence = ++sequence_;
     head->thread = thread;
     head->ordinal = ordinal != 0 ? ordinal : this->ordinal;
@@ -394,6 +395,8 @@ class Job {
     if (h.server_sleeping.load() != 0) ring_doorbell();
     return position;
   }
+
+  uint16_t flags_of_next = 0;  // of the next record, beside its own
 
   // What it seems to take to wake the server, besides what it takes, in ns; 0: it is not reported.
   int64_t wake_up = 0;

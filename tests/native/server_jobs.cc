@@ -3,14 +3,21 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <mutex>
+#include <set>
+#include <utility>
 
+#include "device/cpu/bulk.h"
 #include "ipc/whole.h"
 #include "server/snapshot/snapshot_file.h"
 #include "server_jobs.h"
 
 namespace {
+namespace jobs {
 
 using namespace harness;
 
@@ -406,6 +413,154 @@ void copies_are_increments() {
   CHECK(job.counters().differing == 0);
 }
 
+// A lossy copy has named numbers with fewer bits, and is what its file says. Nothing that was rounded is taken for what the program has.
+void copies_may_be_lossy() {
+  constexpr uint32_t kFloat32 = 2;
+  Job job;
+  const uint64_t state = job.memory(3 * journal::kGranule), left = job.memory(journal::kGranule);
+  std::vector<float> x(3 * journal::kGranule / sizeof(float));
+  std::mt19937 random(5);
+  for (float& one : x) one = std::ldexp(static_cast<float>(random() | 1), -static_cast<int>(random() % 60));
+  // From the middle of the first granule to that of the third.
+  const uint64_t first = journal::kGranule / 2, named = 2 * journal::kGranule;
+  uint64_t paused = 0;
+  struct Lossy {
+    uint64_t number = 0;
+    std::vector<float> state;
+    std::set<uint64_t> copied;
+    nlohmann::json rounded;
+  };
+  std::mutex mutex;
+  nlohmann::json rounded;
+  job.on_message([&](const nlohmann::json& message) {
+    const std::lock_guard lock(mutex);
+    if (message.at("type") == "snapshot_copied") rounded = message.at("rounded");
+  });
+  const auto copy = [&](uint64_t since, uint32_t keep_bits) {
+    Lossy found;
+    job.send({{"type", "pause"}, {"snapshot", true}});
+    ++paused;
+    Job::wait([&] { return job.counters().paused == paused; });
+    found.number = job.counters().paused_snapshot;
+    job.send({{"type", "copy_snapshot"}, {"number", found.number}, {"since", since}, {"keep_bits", keep_bits}});
+    job.send({{"type", "continue"}});
+    Job::wait([&] { return job.counters().copied == paused; });
+    const Copied copied = job.take_copied();
+    const auto content = server::read_snapshot_file(copied.file.get());
+    CHECK(content && content->number == found.number);
+    found.state.resize(x.size());
+    for (const auto& chunk : content->chunks) {
+      if (chunk.slot == 0) continue;
+      const auto slab = std::ranges::find_if(copied.slabs, [&](const auto& one) {
+        return chunk.slot >= one.address && chunk.slot - one.address < one.bytes;
+      });
+      CHECK(slab != copied.slabs.end());
+      if (!slab->fd) continue;
+      found.copied.insert(chunk.address);
+      std::vector<std::byte> bytes(journal::kGranule);
+      CHECK(ipc::read_all(slab->fd.get(), bytes, chunk.slot - slab->address));
+      CHECK(device::cpu::hash_content(bytes) == chunk.hash);  // a server that restores it checks that
+      if (chunk.address >= state && chunk.address < state + 3 * journal::kGranule) {
+        std::memcpy(found.state.data() + (chunk.address - state) / sizeof(float), bytes.data(), bytes.size());
+      }
+    }
+    const std::lock_guard lock(mutex);
+    found.rounded = rounded;
+    return found;
+  };
+  const auto check = [&](const Lossy& found, uint32_t keep_bits, uint64_t from, uint64_t bytes) {
+    for (size_t i = 0; i < x.size(); ++i) {
+      const bool may = i * sizeof(float) >= from && i * sizeof(float) < from + bytes;
+      uint32_t word = 0;
+      std::memcpy(&word, &found.state[i], sizeof(word));
+      if (may) {
+        CHECK((word & ((1u << (23 - keep_bits)) - 1)) == 0 && std::abs(found.state[i] - x[i]) <= std::ldexp(std::abs(x[i]), -1 - static_cast<int>(keep_bits)));
+      } else {
+        CHECK(found.state[i] == x[i]);
+      }
+    }
+  };
+  job.write(state, x.data(), x.size() * sizeof(float));
+  job.write(left, x.data(), 4096);
+  CHECK(job.synchronize() == CUDA_SUCCESS);
+  const Lossy unnamed = copy(0, 8);
+  check(unnamed, 8, 0, 0);
+  CHECK(unnamed.rounded.empty());
+  job.append(Op::xmNameNumbers, Args_xmNameNumbers{state + first, named, kFloat32, 0});
+  CHECK(job.synchronize() == CUDA_SUCCESS);
+  const Lossy exact = copy(0, 0);
+  check(exact, 0, 0, 0);
+  CHECK(exact.rounded.empty());
+  const Lossy lossy = copy(exact.number, 8);
+  check(lossy, 8, first, named);
+  CHECK(lossy.copied.size() == 3 && !lossy.copied.contains(left));  // what has no such numbers is an increment, as always
+  const nlohmann::json& about = lossy.rounded.at(0);
+  CHECK(lossy.rounded.size() == 1 && about.at("type") == "float32" && about.at("ranges") == 1 && about.at("bytes") == named);
+  CHECK(about.at("changed") > x.size() / 2 && about.at("largest_relative") <= std::ldexp(1.0, -9));
+  CHECK(about.at("largest_relative") > std::ldexp(1.0, -11) && about.at("largest_absolute") > 0.0);
+  // An exact one counts on nothing of it, whatever it is an increment to; but on an exact one that came later.
+  const Lossy after = copy(lossy.number, 0);
+  CHECK(after.copied.size() == 3);
+  check(after, 0, 0, 0);
+  const Lossy again = copy(lossy.number, 8);
+  check(again, 8, first, named);
+  CHECK(job.counters().differing == 0);
+
+  // The program has never had other numbers, and the next server knows the names, too.
+  std::vector<float> got(x.size());
+  CHECK(job.read(state, got.data(), got.size() * sizeof(float)) == CUDA_SUCCESS && got == x);
+  job.kill_server();
+  CHECK(job.read(state, got.data(), got.size() * sizeof(float)) == CUDA_SUCCESS && got == x);
+  check_resumed(job);
+  check(copy(0, 5), 5, first, named);
+
+  // They end with a record about them, and with the memory.
+  job.append(Op::xmNameNumbers, Args_xmNameNumbers{left, 4096, kFloat32, 0});
+  job.append(Op::xmForgetNumbers, Args_xmForgetNumbers{state + first + 4, 4});
+  CHECK(job.synchronize() == CUDA_SUCCESS);
+  const Lossy fewer = copy(0, 5);
+  check(fewer, 5, 0, 0);
+  CHECK(fewer.rounded.at(0).at("bytes") == 4096);
+  job.append(Op::xmFree, Args_xmFree{left, 0});
+  CHECK(job.synchronize() == CUDA_SUCCESS);
+  CHECK(copy(0, 5).rounded.empty());
+}
+
+// What the other ranks have was compared with one snapshot: of a newer one nothing is known, and nothing reported.
+void unique_copies_are_of_one_snapshot() {
+  Job job;
+  const uint64_t address = job.memory(journal::kGranule);
+  const auto x = numbers(7);
+  std::mutex mutex;
+  std::vector<uint64_t> made;
+  job.on_message([&](const Json& message) {
+    const std::lock_guard lock(mutex);
+    if (message.at("type") == "copies_made") made.push_back(message.at("snapshot"));
+  });
+  uint64_t before = 0;
+  for (int step = 0; step < 20; ++step) {
+    job.write(address, x.data(), kWords * 8);
+    job.append(Op::cuMemsetD8Async, Args_cuMemsetD8Async{address, static_cast<uint8_t>(step), 64, 0});
+    CHECK(job.synchronize() == CUDA_SUCCESS);
+    job.snapshot();
+    const uint64_t number = job.header().snapshot.load() >> 1;
+    CHECK(number > before);
+    if (before != 0) {
+      job.send({{"type", "copy_unique"}, {"snapshot", before}, {"bytes", 1 << 30}});
+      CHECK(job.synchronize() == CUDA_SUCCESS);  // its thread has time to be wrong
+    }
+    job.send({{"type", "copy_unique"}, {"snapshot", number}, {"bytes", 1 << 30}});
+    Job::wait([&] {
+      const std::lock_guard lock(mutex);
+      return !made.empty();
+    });
+    const std::lock_guard lock(mutex);
+    CHECK(std::exchange(made, {}) == std::vector<uint64_t>{number});
+    before = number;
+  }
+  job.on_message(nullptr);
+}
+
 // The copy is what the snapshot was, whatever the program does meanwhile and afterwards.
 void snapshots_are_copied() {
   Job job;
@@ -531,17 +686,16 @@ void idle_uses_no_cpu() {
   CHECK(least <= 500'000);
 }
 
-const Tests kTests = {
+const Added kAdded("", {
     {"undisturbed", undisturbed}, {"kills", kills}, {"injections", injections}, {"lost_again_in_replay", lost_again_in_replay},
     {"program_error", program_error}, {"error_among_others", error_among_others}, {"queued_error", queued_error},
     {"host_functions", host_functions}, {"host_function_needs_the_program", host_function_needs_the_program},
     {"never_synchronises", never_synchronises}, {"waits_are_apart", waits_are_apart}, {"garbage", garbage},
     {"daemon_comes_back", daemon_comes_back}, {"pauses", pauses}, {"snapshots_are_copied", snapshots_are_copied},
-    {"copies_are_increments", copies_are_increments},
+    {"copies_are_increments", copies_are_increments}, {"copies_may_be_lossy", copies_may_be_lossy}, {"unique_copies_are_of_one_snapshot", unique_copies_are_of_one_snapshot},
     {"idle_uses_no_cpu", idle_uses_no_cpu},
     {"snapshots_go_with_kernels", snapshots_go_with_kernels}, {"snapshots_of_two_devices", snapshots_of_two_devices},
-};
+});
 
+}  // namespace jobs
 }  // namespace
-
-int main(int argc, char** argv) { return run_test(argc, argv, kTests); }

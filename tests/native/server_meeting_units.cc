@@ -153,7 +153,7 @@ void offers_after_the_answer() {
 class Maker {
  public:
   Maker() {
-    CHECK(device_->start() && contexts_.open());
+    CHECK(device_->start() && contexts_.open(0));
     Args_xmCommInit args{};
     args.ranks = 1;
     args.join_time = 60'000;

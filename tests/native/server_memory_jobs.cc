@@ -4,6 +4,7 @@
 #include "server_jobs.h"
 
 namespace {
+namespace memory_jobs {
 
 using namespace harness;
 
@@ -173,6 +174,7 @@ void order_by_waiting() {
       // Seen in shared memory; the client library says so in the journal.
       const uint64_t sequence = job.record_event(event, first);
       Job::wait([&] { return job.event_done(event, sequence); });
+      job.flags_of_next = journal::kKnown;
       const uint64_t position = job.append(Op::cuEventSynchronize, Args_cuEventSynchronize{event});
       if (step % 3 == 1) job.kill_server();
       job.header().threads[0].waiting.store(journal::kNotWaiting);
@@ -546,14 +548,13 @@ void discarded_wrongly() {
   }
 }
 
-const Tests kTests = {
+const Added kAdded("", {
     {"pinned", pinned}, {"pinned_ahead", pinned_ahead}, {"sets_pinned", sets_pinned}, {"pinned_much", pinned_much},
     {"kernel_reads_pinned", kernel_reads_pinned}, {"order_by_waiting", order_by_waiting},
     {"copies_more_than_the_journal", copies_more_than_the_journal}, {"memory_is_full", memory_is_full}, {"mapped_ahead", mapped_ahead}, {"prepares_ahead", prepares_ahead},
     {"prepares_in_vain", prepares_in_vain}, {"zeros", zeros},
     {"changes", changes}, {"discarded", discarded}, {"discarded_wrongly", discarded_wrongly},
-};
+});
 
+}  // namespace memory_jobs
 }  // namespace
-
-int main(int argc, char** argv) { return run_test(argc, argv, kTests); }

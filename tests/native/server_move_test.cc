@@ -4,6 +4,7 @@
 #include "server_program.h"
 
 namespace {
+namespace move_test {
 
 using namespace harness;
 
@@ -262,11 +263,10 @@ void promised() {
   CHECK(got == written);
 }
 
-const Tests kTests = {
+const Added kAdded("move_", {
     {"settles", settles}, {"moves", moves}, {"aborts", aborts}, {"source_dies", source_dies}, {"both_die", both_die}, {"unprepared", unprepared},
     {"young", young}, {"smaller", smaller}, {"grows_while_settling", grows_while_settling}, {"promised", promised},
-};
+});
 
+}  // namespace move_test
 }  // namespace
-
-int main(int argc, char** argv) { return run_test(argc, argv, kTests); }

@@ -257,19 +257,16 @@ inline bool move_away(Job& job) {
   return true;
 }
 
-// The command line of these tests: the server, the kernels, which test, and `moved`: where the server would be killed, the
-// job moves to another device instead.
+// Tests by name. Each file adds its own before main; `prefix`: what their names begin with.
 using Tests = std::map<std::string, void (*)()>;
-inline int run_test(int argc, char** argv, const Tests& tests) {
-  const bool moved = argc == 5 && std::string(argv[4]) == "moved";
-  if ((argc != 4 && !moved) || !tests.contains(argv[3])) {
-    std::fprintf(stderr, "usage: %s XMIG-SERVER KERNELS TEST [moved]\n", argv[0]);
-    return 2;
-  }
-  if (moved) instead_of_kill = move_away;
-  setup = {argv[1], argv[2]};
-  tests.at(argv[3])();
-  return 0;
+inline Tests& tests() {
+  static Tests all;
+  return all;
 }
+struct Added {
+  Added(const std::string& prefix, const Tests& of_file) {
+    for (const auto& [name, test] : of_file) CHECK(tests().emplace(prefix + name, test).second);
+  }
+};
 
 }  // namespace harness

@@ -5,6 +5,7 @@
 #include "server_jobs.h"
 
 namespace {
+namespace object_jobs {
 
 using namespace harness;
 
@@ -273,12 +274,11 @@ void event_on_two_streams() {
   }
 }
 
-const Tests kTests = {
+const Added kAdded("", {
     {"first_launches", first_launches}, {"failed_frees", failed_frees}, {"tensor_maps", tensor_maps}, {"globals", globals},
     {"twins", twins}, {"preloaded", preloaded},
     {"twin_when_a_snapshot_begins", twin_when_a_snapshot_begins}, {"limits", limits}, {"event_on_two_streams", event_on_two_streams},
-};
+});
 
+}  // namespace object_jobs
 }  // namespace
-
-int main(int argc, char** argv) { return run_test(argc, argv, kTests); }

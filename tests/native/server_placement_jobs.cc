@@ -13,6 +13,7 @@
 #include "server_jobs.h"
 
 namespace {
+namespace placement_jobs {
 
 using namespace harness;
 using namespace std::chrono_literals;
@@ -313,7 +314,7 @@ void looks_again() {
   until([&] { return test.sleeps_on(test.first()); });
 }
 
-const Tests kTests = {
+const Added kAdded("placement_", {
     {"settles", settles},
     {"where_waking_is_cheap", where_waking_is_cheap},
     {"looks_again", looks_again},
@@ -326,8 +327,7 @@ const Tests kTests = {
     {"bound_by_others", bound_by_others},
     {"whole_server_bound", whole_server_bound},
     {"real_time_program", real_time_program},
-};
+});
 
+}  // namespace placement_jobs
 }  // namespace
-
-int main(int argc, char** argv) { return run_test(argc, argv, kTests); }

@@ -84,7 +84,7 @@ int main(int count, char** words) {
   const int ordinal = 0;
   Shrinking device(device::open("cpu", std::span(&ordinal, 1), 1ull << 30));
   Contexts contexts(device, 1);
-  CHECK(device.start() && contexts.open());
+  CHECK(device.start() && contexts.open(0));
   const Hosted image = image_of(words[1]);
   CHECK(image.bytes < kCounted);
   CHECK(loaded(device, contexts, image, Preload::kMostOfStandby) == Preload::kMostOfStandby / kCounted + 1);

@@ -1,5 +1,6 @@
 // What a snapshot needs without a device: its file, the live set, where variables are, records that are kept.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <random>
 
@@ -7,6 +8,7 @@
 #include "device/device.h"
 #include "server/cuda/objects/variable_directory.h"
 #include "server/memory/live_set.h"
+#include "server/snapshot/rounding.h"
 #include "server/snapshot/snapshot_file.h"
 
 namespace {
@@ -184,9 +186,81 @@ void stored_records() {
   CHECK(listed({}));
 }
 
+// What rounding has to be, by another way: all numbers of the type with so few bits are candidates, and the nearest one counts; of two
+// the even one.
+template <typename Word, int kMantissa>
+void rounding_of(journal::NumberType type, std::vector<Word> words) {
+  constexpr int kBits = 8 * sizeof(Word);
+  constexpr Word kSign = static_cast<Word>(Word{1} << (kBits - 1));
+  constexpr Word kInfinity = static_cast<Word>(((Word{1} << (kBits - 1 - kMantissa)) - 1) << kMantissa);
+  const auto value = [](Word magnitude) {
+    const int bias = (1 << (kBits - 2 - kMantissa)) - 1, exponent = static_cast<int>(magnitude >> kMantissa);
+    const auto fraction = static_cast<long double>((magnitude & ((Word{1} << kMantissa) - 1)) | (Word{1} << kMantissa));
+    return std::ldexp(fraction, exponent - bias - kMantissa);
+  };
+  for (uint32_t keep = 1; keep <= 51; keep += keep < 12 ? 1 : 13) {
+    std::vector<Word> rounded = words;
+    RoundedNumbers found;
+    round_numbers(std::as_writable_bytes(std::span(rounded)), type, keep, found);
+    CHECK(found.bytes == words.size() * sizeof(Word));
+    uint64_t changed = 0;
+    long double relative = 0, absolute = 0;
+    for (size_t i = 0; i < words.size(); ++i) {
+      const Word before = static_cast<Word>(words[i] & ~kSign), after = static_cast<Word>(rounded[i] & ~kSign);
+      CHECK((words[i] & kSign) == (rounded[i] & kSign));
+      if (before >> kMantissa == 0 || before >= kInfinity || keep >= kMantissa) {
+        CHECK(before == after);
+        continue;
+      }
+      const Word step = static_cast<Word>(Word{1} << (kMantissa - keep));
+      CHECK(after % step == 0 && after >> kMantissa != 0 && after < kInfinity);
+      const Word down = static_cast<Word>(before / step * step), up = static_cast<Word>(down + step);
+      const long double here = value(before), below = here - value(down), above = value(up) - here;
+      const bool is_down = up >= kInfinity || below < above || (below == above && down / step % 2 == 0);
+      CHECK(after == (before == down || is_down ? down : up));
+      changed += before != after;
+      const long double error = after > before ? above : below;
+      if (before != after) absolute = std::max(absolute, error), relative = std::max(relative, error / here);
+    }
+    CHECK(found.changed == changed && found.largest_absolute == static_cast<double>(absolute));
+    CHECK(std::abs(found.largest_relative - static_cast<double>(relative)) <= 1e-15);
+    // What was rounded stays as it is.
+    std::vector<Word> twice = rounded;
+    round_numbers(std::as_writable_bytes(std::span(twice)), type, keep, found);
+    CHECK(twice == rounded && found.changed == changed);
+  }
+}
+
+// All numbers of the short types; of the others those at every edge, and many.
+void rounding() {
+  std::vector<uint16_t> all(1 << 16);
+  for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<uint16_t>(i);
+  rounding_of<uint16_t, 10>(journal::NumberType::kFloat16, all);
+  rounding_of<uint16_t, 7>(journal::NumberType::kBfloat16, all);
+  std::mt19937_64 random(3);
+  std::vector<uint32_t> singles;
+  std::vector<uint64_t> doubles;
+  const auto around = [](auto& into, auto at) {
+    for (int more = -3; more <= 3; ++more) {
+      for (const auto word : {at, static_cast<decltype(at)>(~at)}) into.push_back(static_cast<decltype(at)>(word + more));
+    }
+  };
+  for (int bit = 0; bit < 32; ++bit) around(singles, uint32_t{1} << bit);
+  for (int bit = 0; bit < 64; ++bit) around(doubles, uint64_t{1} << bit);
+  for (uint32_t edge : {0x007fffffu, 0x00800000u, 0x7f7fffffu, 0x7f800000u, 0x7fc00000u}) around(singles, edge);
+  for (uint64_t edge : {0x000fffffffffffffull, 0x7fefffffffffffffull, 0x7ff0000000000000ull}) around(doubles, edge);
+  for (int i = 0; i < 50'000; ++i) {
+    singles.push_back(static_cast<uint32_t>(random()));
+    doubles.push_back(random());
+  }
+  rounding_of<uint32_t, 23>(journal::NumberType::kFloat32, singles);
+  rounding_of<uint64_t, 52>(journal::NumberType::kFloat64, doubles);
+}
+
 }  // namespace
 
 int main() {
+  rounding();
   snapshot_file();
   variable_directory();
   live_set();

@@ -9,6 +9,7 @@
 #include "server_program.h"
 
 namespace {
+namespace suspend_test {
 
 using namespace harness;
 
@@ -368,12 +369,11 @@ void shadow_on_host() {
   check_whole(job);
 }
 
-const Tests kTests = {
+const Added kAdded("suspend_", {
     {"host", host}, {"while_settling", while_settling}, {"brings_all", brings_all}, {"given_room", given_room},
     {"files", files}, {"aborts", aborts}, {"dies", dies}, {"no_room", no_room}, {"damaged", damaged}, {"full", full},
     {"shadow_on_host", shadow_on_host},
-};
+});
 
+}  // namespace suspend_test
 }  // namespace
-
-int main(int argc, char** argv) { return run_test(argc, argv, kTests); }

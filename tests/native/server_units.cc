@@ -15,6 +15,7 @@
 #include "ops.h"
 #include "server/channel/job.h"
 #include "server/channel/requests.h"
+#include "server/contexts.h"
 #include "server/control/first_record.h"
 #include "server/cuda/handlers/intake.h"
 #include "server/executor/progress.h"
@@ -39,6 +40,8 @@ Result<Request> parse(std::string_view text, size_t fds = 0) {
 void requests() {
   CHECK(std::holds_alternative<Go>(*parse(R"({"type":"go"})")));
   CHECK(!parse(R"({"type":"go","more":1})") && !parse(R"({"type":"go"})", 1) && !parse("{") && !parse("[]"));
+  CHECK(std::get<OpenDevices>(*parse(R"({"type":"open","devices":5})")).devices == 5);
+  CHECK(!parse(R"({"type":"open"})") && !parse(R"({"type":"open","devices":-1})"));
   CHECK(!parse(R"({"type":"nothing"})") && !parse(R"({"type":7})") && !parse("") && !parse("{}"));
   const char* assign =
       R"({"type":"assign","job":"a","mode":"recover","client_pid":12,"snapshot_cost":0.01,
@@ -76,11 +79,15 @@ void requests() {
   CHECK(std::get<Pause>(*parse(R"({"type":"pause","snapshot":true})")).at_snapshot && !parse(R"({"type":"pause","snapshot":1})"));
   CHECK(std::get<CopySnapshot>(*parse(R"({"type":"copy_snapshot","number":7})")).number == 7 && !parse(R"({"type":"copy_snapshot"})"));
   CHECK(std::get<CopySnapshot>(*parse(R"({"type":"copy_snapshot","number":7,"since":5})")).since == 5);
+  CHECK(std::get<CopySnapshot>(*parse(R"({"type":"copy_snapshot","number":7,"keep_bits":5})")).keep_bits == 5);
+  CHECK(!parse(R"({"type":"copy_snapshot","number":7,"keep_bits":-1})"));
   CHECK(std::get<GroupTake>(*parse(R"({"type":"group_take","round":3,"pauses":true})")).pauses);
   CHECK(parse(R"({"type":"forget_snapshot_copy"})") && !parse(R"({"type":"forget_snapshot_copy","number":7})"));
   CHECK(std::get<Continue>(*parse(R"({"type":"continue","if_paused":true})")).if_paused && !std::get<Continue>(*parse(R"({"type":"continue"})")).if_paused);
-  CHECK(std::get<CopyUnique>(*parse(R"({"type":"copy_unique","bytes":7})")).bytes == 7 && !parse(R"({"type":"copy_unique"})"));
-  CHECK(std::get<CopyUnique>(*parse(R"({"type":"copy_unique","bytes":7})", 1)).elsewhere && !parse(R"({"type":"copy_unique","bytes":7})", 2));
+  const char* unique = R"({"type":"copy_unique","snapshot":5,"bytes":7})";
+  CHECK(std::get<CopyUnique>(*parse(unique)).bytes == 7 && std::get<CopyUnique>(*parse(unique)).snapshot == 5);
+  CHECK(!parse(R"({"type":"copy_unique","bytes":7})") && !parse(R"({"type":"copy_unique","snapshot":5})"));
+  CHECK(std::get<CopyUnique>(*parse(unique, 1)).elsewhere && !parse(unique, 2));
   CHECK(!parse(R"({"type":"memory","op":"add","id":1,"kind":"device","ordinal":8,"address":4096,"bytes":1})", 1));
 }
 
@@ -108,6 +115,19 @@ void records() {
   CHECK(!stored.load_stored(std::span(kept).first(63)));
   head->state = journal::kReplied | journal::kWaiter;
   CHECK(loads() && record.replied());
+  // Where the journal ended at the answer; what is farther away than the mark can say is taken for nearer, never for farther.
+  for (const uint64_t position : {uint64_t{0}, uint64_t{0x7fff8}, uint64_t{0x123456789a0}}) {
+    for (const uint64_t appended : {uint64_t{80}, uint64_t{4096}, uint64_t{0x7fff8}}) {
+      head->answered = journal::tail_mark(position + appended);
+      CHECK(loads());
+      record.lies_at(position);
+      CHECK(record.answered_at() == position + appended);
+    }
+    head->answered = journal::tail_mark(position + 0x80050);
+    CHECK(loads());
+    record.lies_at(position);
+    CHECK(record.answered_at() == position + 0x50);
+  }
   const auto refuses = [&](auto&& damage) {
     reset();
     damage();
@@ -288,6 +308,9 @@ void options() {
   CHECK(!parse_all({}) && !parse_all({"--device", "cpu", "--control-fd", "3"}));
   CHECK(!parse_all({"--device", "cpu:x", "--control-fd", "3"}) && !parse_all({"--device"}) && !parse_all({"--what", "1"}));
   CHECK(!parse_all({"--device", "cpu:0,0,0,0,0,0,0,0,0", "--control-fd", "3"}));
+  const auto opens = [&](const char* which) { return parse_all({"--device", "cpu:0,1,2", "--control-fd", "3", "--open", which}); };
+  CHECK(parsed->open == ~0ull && opens("late")->open == 0 && opens("1")->open == 0b10 && opens("0,2")->open == 0b101);
+  CHECK(!opens("") && !opens("first") && !opens("0,") && !opens("64") && !opens("-1"));
 }
 
 // Two numbers side by side among a kernel's parameters do not look like an address of page-locked memory.
@@ -371,13 +394,41 @@ void refused_openings() {
   CHECK(first.wait());
   CHECK(first.refuse(2));
   CHECK(is_answered(1) && records[1]->result == 2);
+  append();
+  append();
+  records[3]->ordinal = 1;
+  CHECK(first.wait() && first.devices() == 0b1);
+  CHECK(first.refuse(2));
+  CHECK(is_answered(2) && !is_answered(3));  // another device may have room
+  CHECK(first.wait() && first.devices() == 0b10);
+  CHECK(first.refuse(2));
+  CHECK(is_answered(3));
   first.give_up();
   CHECK(!first.wait());
+}
+
+// Each when it is needed, whatever its number; what goes over all goes over these.
+void contexts() {
+  const int ordinals[] = {0, 1, 2, 3};
+  const auto device = device::open("null", ordinals, 1 << 30);
+  CHECK(device->start());
+  Contexts contexts(*device, 4);
+  std::vector<uint32_t> heard;
+  contexts.hear([&](uint32_t ordinal) { heard.push_back(ordinal); });
+  CHECK(contexts.opened() == 0 && contexts.count() == 4 && !contexts.is_open(0));
+  CHECK(contexts.open_all(0) && contexts.opened() == 0);
+  CHECK(contexts.open(2) && contexts.open(2) && contexts.home() == 2);
+  CHECK(contexts.is_open(2) && !contexts.is_open(0) && !contexts.is_open(4) && !contexts.is_open(64));
+  CHECK(contexts.open_all(0b10101) && contexts.opened() == 0b101 && contexts.home() == 2);  // there is no fifth
+  contexts.use(3);
+  CHECK(contexts.try_open(3) && contexts.real(3) != contexts.real(2));
+  CHECK((heard == std::vector<uint32_t>{2, 0, 3}));
 }
 
 }  // namespace
 
 int main() {
+  contexts();
   refused_openings();
   hexadecimal();
   requests();

@@ -5,6 +5,7 @@
 #include "server_jobs.h"
 
 namespace {
+namespace variable_jobs {
 
 using namespace harness;
 
@@ -366,7 +367,7 @@ void suspended() {
   CHECK(job.counters().differing == 0 && job.counters().garbage == 0 && job.counters().program_errors == 0);
 }
 
-const Tests kTests = {
+const Added kAdded("variables_", {
     {"kept", kept}, {"kept_at_random", kept_at_random}, {"kept_preloaded", kept_preloaded},
     {"kept_when_a_snapshot_begins", kept_when_a_snapshot_begins},
     {"first_used_before_a_snapshot_that_fails", first_used_before_a_snapshot_that_fails}, {"kept_after_faults", kept_after_faults},
@@ -374,8 +375,7 @@ const Tests kTests = {
     {"some_have_twins", some_have_twins}, {"modules_come_and_go", modules_come_and_go},
     {"snapshots_copy_what_was_written", snapshots_copy_what_was_written}, {"on_two_devices", on_two_devices},
     {"overwritten", overwritten}, {"bad_places", bad_places}, {"suspended", suspended},
-};
+});
 
+}  // namespace variable_jobs
 }  // namespace
-
-int main(int argc, char** argv) { return run_test(argc, argv, kTests); }

@@ -44,6 +44,49 @@ def test_forked_children(daemon: Node, when: str) -> None:
     harness.output(start(daemon, PROGRAMS / "forks.py", when, device="cpu:0"))
 
 
+def bus_id(daemon: Node) -> str:
+    """Of the first device, as the kernel writes it."""
+    code = "import pynvml; pynvml.nvmlInit(); pci = pynvml.nvmlDeviceGetPciInfo(pynvml.nvmlDeviceGetHandleByIndex(0)); "
+    code += "print(f'{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0')"
+    return harness.output(start(daemon, "-c", code)).strip()
+
+
+@harness.needs_root
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        (
+            {"vendor": "0x10de", "current_link_speed": "16.0 GT/s PCIe", "current_link_width": "8",
+             "max_link_speed": "32.0 GT/s PCIe", "max_link_width": "16"},
+            ["570.86.15", "4", "8", "5", "16"],
+        ),
+        (
+            {"vendor": "0x10de", "current_link_speed": "Unknown", "current_link_width": "0", "max_link_width": "255"},
+            ["570.86.15", "-", "-", "-", "-"],
+        ),
+        # A device of another kind that has this address.
+        ({"vendor": "0x8086", "current_link_speed": "16.0 GT/s PCIe"}, ["570.86.15", "-", "-", "-", "-"]),
+        (None, ["-"] * 5),
+    ],
+    ids=["a GPU", "not known", "another device", "no driver"],
+)  # fmt: skip
+def test_what_the_kernel_shows(daemon: Node, tmp_path: Path, files: dict[str, str] | None, expected: list[str]) -> None:
+    """JAX prints an error for a device whose link is not known."""
+    modules, devices = tmp_path / "modules", tmp_path / "devices"
+    device = devices / bus_id(daemon)
+    device.mkdir(parents=True)
+    modules.mkdir()
+    if files is not None:
+        (modules / "nvidia").mkdir()
+        (modules / "nvidia" / "version").write_text("570.86.15\n")
+        for name, text in files.items():
+            (device / name).write_text(f"{text}\n")
+    mounts = f"mount --bind {modules} /sys/module && mount --bind {devices} /sys/bus/pci/devices"
+    script = f'{mounts} && exec "$0" "$@"'
+    words = ["unshare", "--mount", "sh", "-c", script, sys.executable, str(PROGRAMS / "links.py"), *expected]
+    harness.output(daemon.program(words, device="cpu:0,1", stderr=-1))
+
+
 INIT = "import pynvml; pynvml.nvmlInit(); "
 COUNT = "assert all(pynvml.nvmlDeviceGetCount() == 2 for _ in range(3)); "
 

@@ -41,6 +41,9 @@ class FakeLinks:
     def connected(self, peer: str) -> bool:
         return self._network.is_up(self.node, peer)
 
+    def tried(self, peer: str) -> bool:
+        return peer not in self._network.untried
+
     def all_users(self) -> list[Users]:
         return list(self._users.values())
 
@@ -56,6 +59,7 @@ class FakeNetwork:
     def __init__(self, *names: str) -> None:
         self.nodes = {name: FakeLinks(self, name) for name in names}
         self.waiting: dict[tuple[str, str], deque[str]] = {}  # of each session, in each direction, as JSON
+        self.untried: set[str] = set()  # peers with whom nobody has tried to connect yet
         self._up: set[frozenset[str]] = set()
         self._sessions: set[frozenset[str]] = set()  # of pairs of daemons that live
 

@@ -16,15 +16,10 @@ from typing import IO, Any, Self
 from tests import forked
 from tests.harness import wait_until
 from tests.namespaces import PLACES, NetworkNode
+from tests.ports import free_port
 from xmigd.demo import node
 
 TALKING = Path(__file__).with_name("talking.py")
-
-
-def free_port() -> int:
-    """One that nobody has now. It stays the daemon's own when it starts again."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return int(listening.getsockname()[1])
 
 
 class PeerNode(node.Node):

@@ -94,9 +94,10 @@ def test_what_is_entered_is_there_again(tmp_path: Path) -> None:
     for wrong in (peer("c"), peer("d", peer("c").fingerprint)):
         with pytest.raises(Conflict):
             known.check(wrong)
-    for wrong in (peer("a"), peer("d", identity.fingerprint)):
-        with pytest.raises(Invalid, match="this node"):
-            known.check(wrong)
+    with pytest.raises(Invalid, match="d is this node"):
+        known.check(peer("d", identity.fingerprint))
+    with pytest.raises(Invalid, match="called a, too: two nodes with one name"):
+        known.check(peer("a"))
     with pytest.raises(NotFound):
         known.find("x")
     for number in range(MOST):

@@ -7,7 +7,8 @@ import contextlib
 import socket
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -197,7 +198,9 @@ def test_sessions_connections_and_restarts() -> None:
             await until(lambda: b.heard.events == ["session", "up", 1], "it arrives")
             old = b.heard
             await b.restart()
+            assert not b.links.tried("a")
             await until(lambda: a.heard.events == ["session", "up", "down", "session", "up"], "a new session")
+            assert b.links.tried("a")
             assert (a.send(b, 2), old.events) == (True, ["session", "up", 1])
             await until(lambda: b.heard.events == ["session", "up", 2], "it arrives in the new one")
             await b.links.remove("a")
@@ -266,6 +269,41 @@ def test_names_of_hosts_are_looked_up_elsewhere(monkeypatch: pytest.MonkeyPatch)
         lookups[0].cancel()
         answer.set()
         assert await asyncio.gather(*lookups[1:]) == [[("127.0.0.1", 1)]] * (MOST - 1)
+
+    asyncio.run(run())
+
+
+def test_a_peer_is_removed_while_another_one_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What TLS accepts is loaded beside the loop, and what is learned meanwhile is not lost."""
+
+    async def run() -> None:
+        async with ends("a", "b", "c") as (a, b, c):
+            await until(lambda: a.links.connected("b") and a.links.connected("c"), "they are connected")
+            await b.links.close()
+            await a.links.remove("b")
+            await a.links.add(replace(b.known, certificate=None))
+            makes, may, made_for = asyncio.Event(), threading.Event(), a.links.trust.made_for
+            loop = asyncio.get_running_loop()
+
+            def late(trusted: Iterable[str]) -> Any:
+                loop.call_soon_threadsafe(makes.set)
+                assert may.wait(PATIENCE)
+                return made_for(trusted)
+
+            monkeypatch.setattr(a.links.trust, "made_for", late)
+            removing = asyncio.ensure_future(a.links.remove("c"))
+            async with asyncio.timeout(PATIENCE):
+                await makes.wait()
+            gone = await Raw.connect(a, c.identity, "c")
+            assert await gone.next() is None
+            gone.close()
+            a.links.learned("b", b.identity.certificate)
+            await asyncio.sleep(0)
+            may.set()
+            await removing
+            raw = await Raw.connect(a, b.identity, "b")
+            assert await raw.next() is not None  # a hello
+            raw.close()
 
     asyncio.run(run())
 
@@ -409,6 +447,7 @@ def test_what_is_not_allowed_ends_the_connection_with_a_reason(name: str) -> Non
 @pytest.mark.parametrize(
     ("hello", "why"),
     [
+        ({"node": "a"}, "both nodes are called 'a': give one of them another name by the setting node"),
         ({"node": "c"}, "'c'"), ({"to": "c"}, "'c'"), ({"node": None}, "None"), ({"session": 1}, "without a session"),
         ({"received": -1}, "received"), ({"received": "1"}, "received"), ({"received": None}, "received"),
     ],

@@ -19,12 +19,16 @@ from xmigd.process import events as e
 from xmigd.ranks.history import History
 from xmigd.supervisor import node_messages as n
 from xmigd.supervisor.group import Ranks
+from xmigd.supervisor.joining import Join
 from xmigd.supervisor.member import Member
 from xmigd.supervisor.scopes import Scopes
+from xmigd.supervisor.standby_memory import StandbyMemory
+from xmigd.supervisor.unique import UniqueCopies
 
 NODES = "a,b"
 ONE, OTHER = "1" * 32, "2" * 32
 NAME = "c" * 64
+GIB = 1 << 30
 
 
 class Log:
@@ -37,17 +41,25 @@ def make_ranks(
     copy_unique: Callable[[Sequence[Member]], None] = lambda members: None,
 ) -> Ranks:  # fmt: skip
     log: Any = Log()
-    return Ranks(members, log, History(), 0, copy_unique, 1, 1000, 0, lambda *_: None, "report", may_begin, hear_all)
+    memory = StandbyMemory(GIB, {})
+    return Ranks(
+        members, log, History(), memory, copy_unique, 1, 1000, 0, lambda *_: None, "report", may_begin, hear_all,
+        leads=True,
+    )  # fmt: skip
 
 
 class Node:
     """Without processes of its own."""
 
-    def __init__(self, network: FakeNetwork, name: str, address: str = "10.0.0.1") -> None:
+    def __init__(
+        self, network: FakeNetwork, name: str, address: str = "10.0.0.1", patience: float = 60
+    ) -> None:  # fmt: skip
         self.links = network[name]
+        self.joins: list[Join] = []
         self.scopes = Scopes(
             local=make_ranks({}), links=self.links, address=address, processes={}, jobs={}, make_ranks=make_ranks,
-            settled_here=lambda nodes, members: None,
+            unique=UniqueCopies("b", {}, most_bytes=0, rate=0), standby_memory=StandbyMemory(GIB, {}),
+            join_here=self.joins.append, patience=patience,
         )  # fmt: skip
         self.links.register("ranks", self.scopes)
 
@@ -68,7 +80,9 @@ def in_a_loop(test: Callable[[], None]) -> Callable[[], None]:
 def stand(process: str = ONE, **changed: object) -> dict[str, Any]:
     return {
         "process": process, "uid": 0, "job": "job", "pid": 7, "start_time": 1, "device": "cpu:0", "state": "running",
-        "active": 0, "standing": True, "rounds": [0, 0], "forsaken": False,
+        "active": 0, "standby": None, "target": None, "standing": True, "rounds": [0, 0],
+        "forsaken": False, "renewed": 0,
+        "suspended_at": 0, "leaving": "", "resumes": False,
     } | changed  # fmt: skip
 
 
@@ -83,13 +97,18 @@ def joined(process: str, rank: int) -> dict[str, Any]:
 
 def here(*processes: str) -> dict[str, Any]:
     rest = {"orphan": False, "awaits": False, "held": 0, "lost": 0, "communicators": []}
-    return body("here", processes=[{"stand": stand(one)} | rest for one in processes])
+    return body("here", standby_bytes=GIB, processes=[{"stand": stand(one)} | rest for one in processes])
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
-        {}, body("no such kind"), body("here"), body("here", processes=[{}]), body("here", processes=[], more=1),
+        {}, body("no such kind"), body("here"), body("here", processes=[]),
+        body("here", standby_bytes=0, processes=[{}]),
+        body("here", standby_bytes=0, processes=[], more=1), body("here", standby_bytes=-1, processes=[]),
+        body("gave_up", servers=[["x", 1]]), body("gave_up", servers=[[ONE, 1]] * (n.MOST_PROCESSES + 1)),
+        body("prepare_communicator", process=ONE, server=1, attempt=1, name="x"),
+        body("note_made", process=ONE, server=1, communicators=-1, device_bytes=0),
         body("reported", stand=stand("x"), server=0, message={}), body("committed", stand=stand(), round=0),
         body("reported", stand=stand(rounds=[0, 1 << 63]), server=0, message={}),
         body("tell", process=ONE, event="ClientExited", fields={}), body("finished", process="../x"),
@@ -266,7 +285,7 @@ def test_lists_of_nodes() -> None:
 
 def test_nobody_is_given_up_before_the_node_of_today_was_heard(monkeypatch: pytest.MonkeyPatch) -> None:
     """A collective fails while the daemon of its other rank is not there: that one's loss may be what it failed of."""
-    monkeypatch.setattr("xmigd.groups.groups.LOOK_AGAIN", 1)
+    monkeypatch.setattr("xmigd.groups.failures.LOOK_AGAIN", 1)
     network = FakeNetwork("a", "b", "c")
     heard: list[dict[str, Any]] = []
 

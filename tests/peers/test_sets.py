@@ -18,6 +18,7 @@ from sqlalchemy.pool import StaticPool
 from tests.harness import needs_root
 from tests.peers.fake import FakeNetwork
 from tests.peers.test_ranks import NODES, ONE, OTHER, Node, body, here, in_a_loop, stand
+from tests.ports import free_port
 from xmigd.checkpoints import held, sets
 from xmigd.checkpoints import set_messages as s
 from xmigd.checkpoints.exchange import Exchange
@@ -26,10 +27,12 @@ from xmigd.checkpoints.part import InDoubt
 from xmigd.checkpoints.restoring import RESTORE
 from xmigd.checkpoints.sets import GOING, READY, Sets
 from xmigd.database.models import Base, Checkpoint
-from xmigd.errors import Conflict, NotFound, ProtocolError, Unavailable
+from xmigd.errors import Conflict, NotFound, NotReady, ProtocolError, Unavailable
 from xmigd.ipc import messages as m
+from xmigd.ipc import pidfd as pidfds
 from xmigd.supervisor import node_messages as n
 from xmigd.supervisor.following import Following
+from xmigd.supervisor.standby_memory import StandbyMemory
 
 TCP_REPAIR = 19  # linux/tcp.h
 HERE, PART, UNKNOWN = "a" * 32, "b" * 32, "c" * 32  # a checkpoint that is whole, a part of one that is not
@@ -79,6 +82,10 @@ class Checkpoints:
 class Operations:
     def __init__(self, **phases: str) -> None:
         self._phases = phases  # by operation
+        self.rows: list[Any] = []
+
+    def active(self) -> list[Any]:
+        return self.rows
 
     def get(self, id: str) -> Any:
         if id not in self._phases:
@@ -284,6 +291,7 @@ class AtWork(Nodes):
         )  # fmt: skip
         self.sets._supervisor = self  # type: ignore[assignment]
         self.processes = {ONE: self.process}
+        self.expected: list[str] = []
         self.scopes = SimpleNamespace(
             check=lambda nodes: None, made_again=lambda made: None, resume_all=lambda *_: True
         )  # fmt: skip
@@ -388,6 +396,60 @@ def test_a_part_that_is_stored_stays_when_its_job_has_ended(monkeypatch: pytest.
     asyncio.run(main())
 
 
+def test_a_part_is_stored_and_the_daemon_is_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has started the programs stands still, and says nothing of whether they live."""
+    monkeypatch.setattr(sets, "LOOK_EVERY", 0.01)
+
+    async def main() -> None:
+        node = AtWork()
+        node.network.disconnect()
+        root = os.getpid()
+        request = {
+            "checkpoint": PART, "nodes": ["a", "b"], "stop": True, "processes": [ONE], "root": root,
+            "root_start": pidfds.start_time(root),
+        }  # fmt: skip
+        operation: Any = SimpleNamespace(request=request)
+        node.expected, node.processes = [ONE], {}
+        resolving = asyncio.ensure_future(node.sets.resolve_create(operation))
+        for expected, state in (([ONE], ""), ([], "suspended"), ([], "ended")):
+            await asyncio.wait([resolving], timeout=0.05)
+            assert not resolving.done()
+            node.process.state = state
+            node.expected, node.processes = expected, {ONE: node.process} if state else {}
+        with pytest.raises(InDoubt, match=f"part of {PART[:12]} is kept"):
+            await asyncio.wait_for(resolving, 60)
+        assert (node.checkpoints.done, node.sets._exchanges) == ([], {})
+
+    asyncio.run(main())
+
+
+def test_a_part_in_doubt_is_discarded() -> None:
+    """Not while the one who decides about it is in reach, nor while anything here waits for it."""
+
+    async def main() -> None:
+        operations = Operations()
+        node = Nodes(operations)
+        with pytest.raises(Conflict, match="a, which decides about the checkpoint, is in reach"):
+            await node.sets.discard(PART, ["a", "b"])
+        node.network.disconnect()
+        node.network.untried.add("a")  # the daemon has just begun
+        with pytest.raises(NotReady, match="not known yet"):
+            await node.sets.discard(PART, ["a", "b"])
+        node.network.untried.clear()
+        node.sets._exchanges[PART] = Exchange(["a"])
+        with pytest.raises(Conflict, match="still waits"):
+            await node.sets.discard(PART, ["a", "b"])
+        node.sets._exchanges.clear()
+        operations.rows = [SimpleNamespace(request={"checkpoint": PART})]  # of an earlier daemon, and not begun yet
+        with pytest.raises(Conflict, match="still waits"):
+            await node.sets.discard(PART, ["a", "b"])
+        operations.rows = [SimpleNamespace(request={})]
+        await node.sets.discard(PART, ["a", "b"])
+        assert node.checkpoints.done == [("forgotten", PART)]
+
+    asyncio.run(main())
+
+
 def test_a_part_that_is_ready_does_not_wait_once_its_programs_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sets, "LOOK_EVERY", 0.01)
 
@@ -423,7 +485,8 @@ def test_a_connection_that_dies_while_it_is_held(leads: bool, dies: bool) -> Non
         node.heard.clear()
         checked = asyncio.Event()
         node.scopes.made_again = lambda made: checked.set()
-        with free_ends() as connection, contextlib.ExitStack() as node.sockets:
+        connection = free_ends()
+        with contextlib.ExitStack() as node.sockets:
             node.connections = [connection]
             if leads:
                 caller: Any = SimpleNamespace(owner=None)
@@ -450,14 +513,9 @@ def test_a_connection_that_dies_while_it_is_held(leads: bool, dies: bool) -> Non
     asyncio.run(main())
 
 
-@contextlib.contextmanager
-def free_ends() -> Iterator[Connection]:
+def free_ends() -> Connection:
     """Of a connection that may be made."""
-    with socket.socket() as one, socket.socket() as other:
-        for each in (one, other):
-            each.bind(("127.0.0.1", 0))
-        ports = [each.getsockname()[1] for each in (one, other)]
-    yield Connection(local=f"127.0.0.1:{ports[0]}", remote=f"127.0.0.1:{ports[1]}", pid=1)
+    return Connection(local=f"127.0.0.1:{free_port()}", remote=f"127.0.0.1:{free_port()}", pid=1)
 
 
 def made_again(connection: Connection) -> socket.socket:
@@ -514,7 +572,8 @@ def test_replicas_are_of_the_job_s_user() -> None:
     for name, uid in ((ONE, 1000), (OTHER, 1001), (third, 1000)):
         processes[name] = SimpleNamespace(
             row=SimpleNamespace(id=name, uid=uid, pid=7, start_time=1, device="cpu:0"), state="recovering", active=3,
-            job=SimpleNamespace(name="job", nodes=NODES), standing=True, rounds=lambda: (0, 0), forsaken=lambda: False,
+            warm_standby=None, job=SimpleNamespace(name="job", nodes=NODES), standing=True, rounds=lambda: (0, 0),
+            forsaken=lambda: False, suspended_at=lambda: 0, leaving="", resumes=False, target=None, renewed=lambda: 0,
             machine=SimpleNamespace(awaits_group=False),
             name_ranks=lambda number, near, far: named.append(
                 (number, [one.row.id for one in near], [one.process for one in far])
@@ -522,8 +581,9 @@ def test_replicas_are_of_the_job_s_user() -> None:
         )  # fmt: skip
     settled: list[list[str]] = []
     following = Following(
-        NODES, network["b"], processes, lambda nodes, members: settled.append([one.row.id for one in members])
-    )
+        NODES, network["b"], processes, lambda nodes, members: settled.append([one.row.id for one in members]),
+        StandbyMemory(0, processes), lambda join: None, 60,
+    )  # fmt: skip
     server: Any = SimpleNamespace(number=3)
     for process in processes.values():
         following.reported(process, server, m.ReplicasWanted(type="replicas_wanted", bytes=5))
@@ -552,11 +612,14 @@ def test_a_pause_that_nobody_wants_any_more() -> None:
     row = SimpleNamespace(id=ONE, uid=0, pid=7, start_time=1, device="cpu:0")
     process: Any = SimpleNamespace(
         row=row, job=SimpleNamespace(name="job", nodes=NODES), state="running", active=0, standing=True,
-        rounds=lambda: (0, 0), forsaken=lambda: False, server=lambda number: server,
+        warm_standby=None, rounds=lambda: (0, 0), forsaken=lambda: False, target=None, renewed=lambda: 0,
+        suspended_at=lambda: 0, leaving="", resumes=False, server=lambda number: server,
         let_go_on=lambda: sent.append("go on"),
     )  # fmt: skip
     network.connect()
-    following = Following(NODES, network["b"], {ONE: process}, lambda nodes, members: None)
+    following = Following(
+        NODES, network["b"], {ONE: process}, lambda nodes, members: None, StandbyMemory(0, {}), lambda join: None, 60
+    )
     take = body("send", process=ONE, server=0, text='{"type": "group_take", "round": 5, "pauses": true}')
     following.pause(process)
     following.received(n.parse(take))

@@ -100,6 +100,12 @@ def test_a_job_from_before_there_is_a_history_to_its_end(node: Node, kernels: Pa
     _is_in_plans(node, job)
     _is_its_users(node, job)
 
+    # No job is expected to take longer than its walltime.
+    brief = node.client.post("/v1/jobs", {"name": "stepwise", "walltime_s": 60.0, "reserve_bytes": MIB})
+    assert node.client.get(f"/v1/jobs/{brief['id']}")["walltime_s"] == 60.0
+    assert predicted(node, brief["id"])["remaining_s"]["p90"] <= 60.0
+    node.client.delete(f"/v1/jobs/{brief['id']}")
+
     # A program that is about to begin gets its memory reserved: two fit, each on a device of its own.
     taken = node.client.post("/v1/jobs", {"name": "stepwise", "command": command, "device": "cpu:1"})
     assert 0.9 * PEAK < taken["reserved_bytes"] < 1.2 * PEAK

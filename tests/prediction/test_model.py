@@ -12,7 +12,16 @@ from typing import Any
 import pytest
 
 from xmigd.prediction import trainer
-from xmigd.prediction.features import FIRST_MINUTE, NONE, Known, Past, Subject, examples
+from xmigd.prediction.features import (
+    FIRST_MINUTE,
+    NONE,
+    Known,
+    Past,
+    Subject,
+    examples,
+    left_of,
+    yardstick,
+)
 from xmigd.prediction.model import LEAST_JOBS, LEAST_SIMILAR, Model, packed, unpacked
 from xmigd.prediction.trainer import conformal, number_of_features, plain, regression, trained
 
@@ -67,8 +76,14 @@ class TestFeatures:
 
     def test_what_was_measured_counts_after_the_first_minute(self) -> None:
         subject = Subject(user="1", name="it", minute_bytes=MIB, minute_calls=10.0)
-        early, late = (Known().features(subject, elapsed)[3:5] for elapsed in (0.0, FIRST_MINUTE))
+        early, late = (Known().features(subject, elapsed)[5:7] for elapsed in (0.0, FIRST_MINUTE))
         assert (early, NONE in late) == ([NONE, NONE], False)
+
+    def test_a_walltime_that_is_over_is_none(self) -> None:
+        subject, without = (Subject(user="1", name="it", walltime=each) for each in (100.0, None))
+        assert [left_of(subject, elapsed) for elapsed in (0.0, 40.0, 100.0, 200.0)] == [100.0, 60.0, None, None]
+        assert left_of(without, 0.0) is None
+        assert yardstick(Known().features(subject, 40.0)) == pytest.approx(math.log1p(60.0))
 
 
 class TestModel:
@@ -96,6 +111,43 @@ class TestModel:
         found = model.predict("remaining", Known(), Subject(user="9", name="it"), 0.0)
         assert (found.p50, found.unknown) == (None, f"0 jobs of this user have ended; {LEAST_SIMILAR} are needed")
 
+    def test_a_walltime_describes_a_new_user(self) -> None:
+        """Of whom nothing has ended: others use a third of what they request, and nobody more than all of it."""
+        chance = random.Random(4)
+        jobs = []
+        for number in range(200):
+            walltime = 60.0 * math.exp(chance.uniform(0, 6))
+            subject = Subject(user=str(number % 5), name="any", started_at=1e6 * number, walltime=walltime)
+            jobs.append(Past(subject=subject, seconds=min(walltime, walltime / 3 * math.exp(chance.gauss(0, 0.3)))))
+        model = trainer.train(jobs)
+        for walltime in (300.0, 3000.0):
+            new = Subject(user="9", name="other", started_at=3e8, walltime=walltime)
+            found = model.predict("remaining", known(jobs), new, 0.0)
+            assert found.p50 == pytest.approx(walltime / 3, rel=0.35)
+            assert found.p90 is not None
+            assert walltime / 3 < found.p90 <= walltime
+            late = model.predict("remaining", known(jobs), new, walltime - 1.0)
+            assert (late.p90 or 1.0) <= 1.0
+            over = model.predict("remaining", known(jobs), new, walltime + 1.0)
+            assert "0 jobs of this user" in over.unknown
+
+    @pytest.mark.parametrize("had", [None, 86400.0])
+    def test_a_history_of_the_other_kind(self, had: float | None) -> None:
+        """Seconds are not taken for shares, nor shares for seconds."""
+        chance = random.Random(5)
+        jobs = [
+            Past(
+                subject=Subject(user="1", name="it", started_at=1e4 * number, walltime=had),
+                seconds=3600.0 * math.exp(chance.gauss(0, 0.1)),
+            )
+            for number in range(60)
+        ]
+        model = trainer.train(jobs)
+        for walltime in (None, 86400.0):
+            new = Subject(user="1", name="it", started_at=1e6, walltime=walltime)
+            found = model.predict("remaining", known(jobs), new, 0.0)
+            assert 1800.0 < (found.p50 or 0.0) <= (found.p90 or 0.0) < 7200.0, found
+
     def test_an_interval_that_says_nothing_is_unknown(self) -> None:
         chance = random.Random(3)
         jobs = [
@@ -107,7 +159,7 @@ class TestModel:
 
     def test_without_enough_jobs_nothing_is_learned(self) -> None:
         made = trainer.train(history(LEAST_JOBS - 1))
-        assert made.quantiles == {"remaining": None, "peak": None}
+        assert made.quantiles == {"remaining": None, "share": None, "peak": None}
         assert made.predict("peak", Known(), Subject(user="1", name="it"), 0.0).unknown.startswith("fewer than")
 
     def test_its_trees_are_those_of_scikit_learn(self) -> None:

@@ -43,6 +43,7 @@ class Journal:
     prepared: tuple[int, int] = (0, 0)
     decided: int = 0
     suspended: int = 0  # the round with which it was
+    prepared_with: tuple[str, int] = ("", 0)  # the communicators of the server that has prepared it
 
 
 @dataclass
@@ -58,6 +59,8 @@ class ModelServer:
     outbox: deque[tuple[str, dict[str, Any]]] = field(default_factory=deque)
     alive: bool = True
     killed: bool = False
+    # With which communicators: those that all have made at their beginning, together after a loss, or for a move.
+    communicates: tuple[str, int] = ("begun", 0)
 
 
 class GroupWorld:
@@ -79,6 +82,12 @@ class GroupWorld:
         self.committed = 0  # rounds
         self.exited: set[int] = set()
         self.takes: dict[int, set[int]] = {}  # by round, who was sent `take`
+        self.hands_over: dict[int, int] = {}  # ranks that wait for the round at which they leave: to which server
+        self.left: set[str] = set()  # that have left at a round, and whose moves are not over yet
+        self.recovered = 0  # times
+        self.resumed = 0
+        self.made_after: list[tuple[str, int]] = [("begun", 0)] * 4  # what a rank's next server makes
+        self.moved = 0
         self.groups.open(self.t)
         for rank in range(4):
             self.tell(rank, e.ClientArrived)
@@ -117,6 +126,9 @@ class GroupWorld:
         while self.events:
             name, given = self.events.popleft()
             self.t += 1_000
+            if name in ("hand_over", "move_over", "gave_up"):
+                getattr(self, name)(*given)
+                continue
             of_resumption = name in ("restored", "failed_to_resume", "gone_meanwhile")
             method = name.removesuffix("_to_resume").removesuffix("_meanwhile")
             instructions = (
@@ -143,17 +155,23 @@ class GroupWorld:
             case "committed", (process, number):
                 self.history.committed(self.t, process, number)
 
-    def do_machine(self, rank: int, instruction: e.Instruction) -> None:
+    def changed(self, rank: int, instruction: e.Instruction) -> None:
         self.history.changed(self.t, str(rank), instruction)
+
+    def do_machine(self, rank: int, instruction: e.Instruction) -> None:
+        self.changed(rank, instruction)
         match instruction:
             case e.Spawn(number):
                 self.servers[rank, number] = ModelServer(rank, number)
             case e.Assign(number, mode):
                 server = self.servers[rank, number]
-                assert not any(one.alive and one.doing != "new" for one in self.of(rank)), "two servers would execute"
+                assert not any(one.alive and one.doing not in ("new", "copying") for one in self.of(rank)), (
+                    "two servers would execute"
+                )
                 if mode == "recover":
                     assert instruction.decided is not None, "it recovers alone"
                     self.recover(server, instruction.decided)
+                    server.communicates = self.made_after[rank]
                 server.doing = "runs" if mode != "lost" else "losing"
             case e.Prepare():
                 raise AssertionError("nothing is prepared ahead for a group's member")
@@ -170,6 +188,8 @@ class GroupWorld:
             case e.SaveState(state="losing" | "lost", why=why):
                 self.group("lost", str(rank), why)
             case e.SaveState(state="draining" | "ended"):
+                self.left.discard(str(rank))
+                self.hands_over.pop(rank, None)
                 self.group("gone", str(rank))
                 self.group("gone_meanwhile", str(rank))
             case v.PrepareSuspend(number, ranks=ranks):
@@ -178,11 +198,34 @@ class GroupWorld:
                     self.group("suspend", str(rank))
             case v.Waits(what):
                 self.group(what, str(rank))
+            case v.GiveTarget(number, "move"):
+                self.servers[rank, number].doing = "copying"
+            case e.AskSnapshot(number) if self.machines[rank].move is not None:
+                self.servers[rank, number].outbox.append(("snapshot_stands", {}))
+            case v.AskRound(number, of):
+                self.servers[rank, number].outbox.append(("round_done", {"number": of}))
+            case v.AskHandover():
+                target = self.target_of(rank)
+                assert target is not None
+                self.group("hand_over", str(rank), target)
+            case v.Take(number):
+                target_server = self.servers[rank, number]
+                assert not any(
+                    one.alive and one.doing in ("runs", "stopping", "stopped", "held") for one in self.of(rank)
+                )
+                target_server.doing, target_server.communicates = "runs", ("moved", self.journals[rank].decided)
+                target_server.outbox += [("phase", {"name": name, "records": 0}) for name in ("mapped", "resumed")]
+            case v.Switch():
+                self.moved += 1
             case v.SaveMigration(record) if record.state != "running" or record.phase == "rolling_back":
+                if record.kind == "move":
+                    self.group("move_over", str(rank))
                 if record.state != "done" and (members := self.resumptions.members(str(rank))):
                     self.group("failed_to_resume", str(rank), record.error)
                     self.group("forget", members)
                 self.group("stay", str(rank), record.error)
+                if record.kind == "suspend" and record.state != "done" and record.code != "program_exited":
+                    self.group("refuses", str(rank), record.error)
             case v.SpawnHolder(number):
                 self.servers[rank, number] = ModelServer(rank, number)
             case v.GiveHolder(number):
@@ -193,6 +236,7 @@ class GroupWorld:
                 self.restore(self.servers[rank, number])
             case v.LetIn(number):
                 self.servers[rank, number].doing = "runs"
+                self.servers[rank, number].communicates = ("resumed", self.resumed)
             case v.GoOn(number):
                 self.servers[rank, number].inbox.append(("go_on", {}))
             case v.DropDeviceMemory():
@@ -219,10 +263,12 @@ class GroupWorld:
         if kind == "resume":
             self.groups.forget(self.t, [str(rank) for rank in ranks])
             self.resumptions.begin([str(rank) for rank in ranks])
+            self.resumed += 1
         for rank in ranks:
             self.moves += 1
             record = v.MigrationRecord(
-                id=str(self.moves), kind=kind, process=str(rank), source="cpu:0", target="host", started=self.t
+                id=str(self.moves), kind=kind, process=str(rank), source="cpu:0",
+                target="cpu:1" if kind == "move" else "host", started=self.t,
             )  # fmt: skip
             self.tell(rank, v.MoveRequested, record=record, ranks=kind == "resume")
 
@@ -246,11 +292,18 @@ class GroupWorld:
                 self.send(rank, "stop", round=round, counts=dict(counts))
             case i.Hold(round=round):
                 self.send(rank, "hold", round=round)
-            case i.Take(round=round, suspends=suspends):
+            case i.Take(round=round, suspends=suspends, moves=moves, leaves=leaves):
                 self.takes.setdefault(round, set()).add(rank)
+                if leaves:
+                    self.left.add(instruction.process)
                 if suspends:
                     self.tell(rank, v.GroupSuspends)
-                self.send(rank, "take", round=round, suspends=suspends)
+                if not moves or self.moves_with(instruction):
+                    self.send(rank, "take", round=round, suspends=suspends, moves=moves, leaves=leaves)
+            case i.Stays(reason=reason, changed=False):
+                self.stays(rank, reason)
+            case i.Settled():
+                self.look_at_handovers()
             case i.NotSuspended(reason=reason):
                 self.tell(rank, v.GroupRefuses, text=reason)
             case i.AllSuspended():
@@ -270,7 +323,9 @@ class GroupWorld:
                 self.tell(rank, e.GroupHopeless, reason=reason)
             case i.Recover(members=members):
                 decided = max(self.journals[int(one)].decided for one in members)
+                self.recovered += 1
                 for one, gone in members.items():
+                    self.made_after[int(one)] = ("recovered", self.recovered)
                     self.tell(int(one), e.GroupGo, decided=decided, gone=gone)
             case _:
                 pass
@@ -280,6 +335,43 @@ class GroupWorld:
         if number is not None and (server := self.servers.get((rank, number))) is not None:
             server.inbox.append((type, fields))
 
+    # Moves: what carries them out, as supervisor/group.py does.
+
+    def target_of(self, rank: int) -> int | None:
+        move = self.machines[rank].move
+        return move.target if move is not None and move.feeding else None
+
+    def hand_over(self, process: str, target: int) -> None:
+        """All communicators are made ahead at once."""
+        self.hands_over[int(process)] = target
+        self.look_at_handovers()
+
+    def look_at_handovers(self) -> None:
+        """Each waits for one that left before it, until that has a server again."""
+        for rank, target in list(self.hands_over.items()):
+            name = str(rank)
+            if not self.groups.another_leaves(name) and self.left.isdisjoint(self.groups.others(name)):
+                GroupWorld.group(self, "leave", name, self.keys(name), {name: (target,)}, 25_000 * MS)
+
+    def keys(self, process: str) -> list[tuple[int, str]]:
+        return [(1000, NAMES[name]) for name, members in MEMBERS.items() if int(process) in members]
+
+    def moves_with(self, take: i.Take) -> bool:
+        """Can it do its part?"""
+        if take.leaves:
+            self.hands_over.pop(int(take.process), None)
+        return True
+
+    def move_over(self, process: str) -> None:
+        self.left.discard(process)
+        self.stays(int(process), "it is over")
+        self.look_at_handovers()
+
+    def stays(self, rank: int, why: str) -> None:
+        active = self.machines[rank].active
+        if self.hands_over.pop(rank, None) is not None and active is not None:
+            self.tell(rank, v.HandoverFailed, server=active, text=why)
+
     def check(self) -> None:
         """Of what is decided, everybody had prepared his part, and the parts fit."""
         for round, takers in self.takes.items():
@@ -288,6 +380,8 @@ class GroupWorld:
                 journal = self.journals[rank]
                 if journal.prepared[0] == round:
                     positions[rank] = journal.prepared[1]
+            made = {self.journals[rank].prepared_with for rank in positions if rank not in self.exited}
+            assert len(made) <= 1, "a round of ranks that do not communicate with each other"
             for operation in OPERATIONS:
                 ranks = [rank for rank in ranks_of(operation) if rank in positions and rank not in self.exited]
                 counts = {self.count(rank, operation, positions[rank]) for rank in ranks}
@@ -344,7 +438,7 @@ class GroupWorld:
             return
         elif type == "hold":
             server.doing = "held"
-            journal.prepared = (server.round, journal.position)
+            journal.prepared, journal.prepared_with = (server.round, journal.position), server.communicates
             server.outbox.append(("held", {"number": server.round}))
         elif type == "take":
             assert server.doing == "held"
@@ -353,6 +447,11 @@ class GroupWorld:
             server.doing = "runs"
             server.outbox.append(("committed", {"number": server.round}))
             self.committed += 1
+            if fields["leaves"]:
+                server.doing = "parked"
+                server.outbox.append(("handed_over", {}))
+            elif fields["moves"]:
+                server.communicates = ("moved", server.round)
             if fields["suspends"]:
                 server.doing, journal.suspended = "parked", server.round
                 server.outbox.append(("suspended", {}))
@@ -376,6 +475,13 @@ class GroupWorld:
             self.tell(server.rank, v.Prepared, ms=1.0, **about)
         elif type == "suspended":
             self.tell(server.rank, v.Suspended, snapshot=1, total_bytes=1, at=self.t, ms=1.0, **about)
+        elif type == "snapshot_stands":
+            self.tell(server.rank, v.SnapshotStands, number=1, **about)
+        elif type == "round_done":
+            sizes = {"total_bytes": 1, "copied_bytes": 1, "differing_bytes": 1, "ms": 1.0, "loading_ms": 0.0}
+            self.tell(server.rank, v.RoundDone, **about, **fields, **sizes)
+        elif type == "handed_over":
+            self.tell(server.rank, v.HandedOver, snapshot=1, drained=self.t, snapshot_ms=1.0, **about)
         elif type == "communicator" and not given_up:
             self.group("communicator", self.who(server.rank), *fields.values())
         elif type == "communicator":

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
-from xmigd.groups import groups as g
 from xmigd.groups import instructions as i
+from xmigd.groups import patience as g
 from xmigd.groups.groups import Groups
 from xmigd.groups.ties import Who
 
@@ -90,6 +90,23 @@ class TestRounds:
         groups.committed(1, "b", 100)
         assert groups.wanted(g.BETWEEN_ROUNDS - 1, "a") == []
         assert groups.wanted(g.BETWEEN_ROUNDS, "a") != []
+
+    def test_groups_become_one_while_both_commit(self) -> None:
+        """Each of them reports the round that it was in, and once all have there can be another one."""
+        groups = made((N, "ab"), (M, "cd"))
+        for number, communicator, members in ((100, N, "ab"), (101, M, "cd")):
+            groups.wanted(0, members[0])
+            all_stop(groups, number, members, {communicator: 3})
+            for process in members:
+                out = groups.held(0, process, number)
+            assert out == [i.Take(process, number) for process in members]
+        for rank, process in enumerate("ac"):
+            groups.communicator(1, who(process), "both", rank, 2, "joined")
+        for process, number in (("a", 100), ("c", 101), ("d", 101)):
+            assert groups.committed(2, process, number) == []
+        assert groups.wanted(g.BETWEEN_ROUNDS, "a") == []
+        assert groups.committed(2, "b", 100) == [i.Settled("b")]
+        assert groups.wanted(g.BETWEEN_ROUNDS, "a") == [i.Stop(process, 102, {}) for process in "abcd"]
 
     def test_who_is_behind_goes_on(self) -> None:
         groups = made((N, "abc"), (M, "ab"))
@@ -230,6 +247,30 @@ class TestLeaving:
         all_stop(groups, 100, "ab", {N: 3})
         groups.held(0, "a", 100)
         assert groups.held(0, "b", 100) == [i.Take("a", 100, True, True, (1,)), i.Take("b", 100, True, False, (1,))]
+
+    def test_another_waits_for_it(self) -> None:
+        """It is not refused: it is to try again when that move is over."""
+        groups = made((N, "ab"))
+        keys = groups.whole("a")
+        groups.leave(0, "a", keys, self.ATTEMPTS, g.LEAVE_PATIENCE)
+        why = "another rank is about to leave its server"
+        assert groups.leave(0, "b", keys, self.ATTEMPTS, g.LEAVE_PATIENCE) == [i.Stays("b", why, changed=True)]
+        assert groups.another_leaves("b")
+        assert not groups.another_leaves("a")
+
+    def test_what_is_decided_is_not_sent_again(self) -> None:
+        """To a rank whose daemon was not there: what it was to go on with may be gone. All are recovered."""
+        groups = made((N, "ab"))
+        groups.leave(0, "a", groups.whole("a"), self.ATTEMPTS, g.LEAVE_PATIENCE)
+        all_stop(groups, 100, "ab", {N: 3})
+        groups.held(0, "a", 100)
+        groups.held(0, "b", 100)
+        groups.committed(0, "a", 100)
+        out = groups.held_again(1, "b", 100)
+        assert [(type(one), one.process) for one in out] == [(i.Break, "b"), (i.Note, "b"), (i.Break, "a")]
+        for process in "ab":
+            out = groups.awaits(2, process)
+        assert [type(one) for one in out] == [i.Recover]
 
     def test_not_with_what_has_become_void(self) -> None:
         """The round is taken all the same. When it is prepared once more it leaves with that."""
@@ -464,7 +505,7 @@ class TestFailures:
 class TestSevered:
     """A connection has ended, and no rank has."""
 
-    def severed(self, groups: g.Groups, t: int = 0) -> list[i.Instruction]:
+    def severed(self, groups: Groups, t: int = 0) -> list[i.Instruction]:
         groups.failed(t, "a", N, severed=True)
         groups.failed(t, "b", N, severed=True)
         groups.wake(t + g.LOOK_AGAIN)
@@ -754,7 +795,7 @@ class TestSuspensions:
             groups.suspended(2, "a")
         out = groups.broken(3, "b", "killed")
         assert i.Break("a", "the server of rank 1 was lost: killed") in out
-        assert (i.NotSuspended("a", "the server of a rank was lost") in out) == (when == "prepared")
+        assert i.NotSuspended("a", "the server of a rank was lost") in out
         assert groups.suspended(4, "b") == groups.suspended(4, "a") == []
         groups.awaits(5, "a")
         assert groups.awaits(5, "b") == [i.Recover("a", {"a": (), "b": ()})]
@@ -764,6 +805,40 @@ class TestSuspensions:
         self.decided(groups, "ab")
         groups.suspended(2, "a")
         assert groups.gone(3, "b") == [i.AllSuspended("a"), i.Tie("a", False)]
+
+    @pytest.mark.parametrize("before", ["", "b"])
+    def test_their_last_communicator_is_past(self, before: str) -> None:
+        """Their programs have ended it, and the snapshot is the first without it. `before`: who reports that it stands
+        suspended before the last one has that snapshot."""
+        groups = made((N, "ab"))
+        self.prepared(groups, "ab")
+        all_stop(groups, 100, "ab", {N: 3})
+        for one in "ab":
+            groups.held(MS, one, 100)
+        for one, rank in (("b", 1), ("a", 0)):
+            groups.committed(2, one, 100)
+            assert groups.communicator(2, who(one), N, rank, 2, "past") == []
+            if one == before:
+                assert groups.suspended(2, one) == []
+        if not before:
+            assert groups.suspended(3, "b") == []
+        out = groups.suspended(3, "a")
+        assert out == [i.AllSuspended("a"), i.AllSuspended("b"), i.Tie("a", False), i.Tie("b", False)]
+        assert groups.communicator(4, who("a"), M, 0, 1, "joined") == [i.Tie("a", True)]
+        assert groups.others("a") == []
+
+    def test_their_last_communicator_is_past_and_a_server_is_lost(self) -> None:
+        """They are recovered from that snapshot, and tied by nothing any more."""
+        groups = made((N, "ab"))
+        self.decided(groups, "ab")
+        for rank, one in enumerate("ab"):
+            groups.communicator(2, who(one), N, rank, 2, "past")
+        groups.suspended(2, "a")
+        groups.broken(3, "b", "killed")
+        groups.awaits(4, "a")
+        out = groups.awaits(4, "b")
+        assert out[0] == i.Recover("a", {"a": (), "b": ()})
+        assert out[1:] == [i.Tie("a", False), i.Tie("b", False)]
 
     def test_a_rank_that_moves_meanwhile(self) -> None:
         groups = made((N, "ab"))

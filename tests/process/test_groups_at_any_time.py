@@ -27,7 +27,7 @@ class AtAnyMoment(RuleBasedStateMachine):
         return [server for server in self.world.servers.values() if getattr(server, box)]
 
     def executing(self) -> list[ModelServer]:
-        return [one for one in self.world.servers.values() if one.alive and one.doing != "new"]
+        return [one for one in self.world.servers.values() if one.alive and one.doing not in ("new", "copying")]
 
     @rule(rank=st.integers(0, 3), count=st.integers(1, 5))
     def execute(self, rank: int, count: int) -> None:
@@ -108,6 +108,11 @@ class AtAnyMoment(RuleBasedStateMachine):
             can = data.draw(st.lists(st.sampled_from(can), min_size=1, unique=True))
         self.world.begin("suspend", can)
 
+    @rule(rank=st.integers(0, 3))
+    def move(self, rank: int) -> None:
+        if self.world.machines[rank].why_not_move("move") is None:
+            self.world.begin("move", [rank])
+
     @rule()
     def resume(self) -> None:
         self.world.begin("resume", self.asleep())
@@ -159,7 +164,8 @@ class AtAnyMoment(RuleBasedStateMachine):
             assert times == sorted(times)
             machine = self.world.machines[int(rank.who.process)]
             if machine.state == "running" and not machine._broken:
-                assert rank.activity in ("running", *IN_ROUNDS)
+                moving = ("moving",) if machine.move is not None else ()
+                assert rank.activity in ("running", *moving, *IN_ROUNDS)
             elif machine.state == "recovering" and machine.grouped:
                 assert rank.activity in (*IN_RECOVERIES, *IN_ROUNDS)
 
@@ -214,6 +220,8 @@ class AtAnyMoment(RuleBasedStateMachine):
                 pass
             assert world.committed > before
             assert all(one.doing == "runs" for one in self.executing())
+            made = {one.communicates for one in self.executing() if one.rank not in world.exited}
+            assert len(made) == 1, "ranks do not communicate with each other"
             ranks = world.history.ranks_of(world.t, "job")
             assert {one.activity for one in ranks if int(one.who.process) not in world.exited} == {"running"}
             rounds = world.history.rounds_of("job")

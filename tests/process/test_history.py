@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from xmigd.groups import groups as g
 from xmigd.groups import instructions as i
+from xmigd.groups import patience as g
 from xmigd.groups.meetings import Answer
 from xmigd.groups.ties import State, Who
 from xmigd.ipc import messages as m

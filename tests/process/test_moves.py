@@ -43,6 +43,21 @@ def test_a_move(world: MoveWorld) -> None:
     assert not world.recoveries
 
 
+def test_the_next_standby_waits_until_the_target_has_made_its_communicators(world: MoveWorld) -> None:
+    """It may have begun before it had the process."""
+    target = world.begin()
+    world.warm(target)
+    world.round(target, 1, 100 * MIB)
+    world.tell(v.IntentWritten)
+    world.hand_over()
+    world.tell(e.Joining, server=target, joining=True)
+    world.resume_program(target)
+    assert (world.machine.active, world.machine.standby) == (target, None)
+    assert "join" in world.timers
+    world.tell(e.Joining, server=target, joining=False)
+    assert world.machine.standby is not None
+
+
 def test_its_devices_are_opened_for_a_move() -> None:
     world = MoveWorld()
     world.run_unopened()

@@ -34,8 +34,59 @@ def test_a_program_that_does_not_need_its_devices_has_no_standby() -> None:
     world.tell(e.Hello, server=0)
     assert spawned(world.tell(e.Ready, server=0, opened=False)) == []
     assert (world.machine.state, world.alive) == ("running", {0})
-    assert spawned(world.tell(e.Opened, server=0)) == [e.Spawn(1)]
+    assert spawned(world.tell(e.Opened, server=0)) == []
+    assert spawned(world.tell(e.Opened, server=0)) == []
+    assert spawned(world.tell(e.TimerFired, name="settle")) == [e.Spawn(1)]
     assert spawned(world.tell(e.Opened, server=0)) == []  # one is enough
+
+
+def test_a_standby_waits_until_communicators_are_made() -> None:
+    """At most as long as `Limits` has it: then the process is not left without one."""
+    world = World()
+    world.run_unopened()
+    world.tell(e.Opened, server=0)
+    assert world.timers["settle"] == world.machine.limits.settle
+    assert spawned(world.tell(e.Joining, server=0, joining=True)) == []
+    assert "settle" not in world.timers
+    assert world.timers["join"] == world.machine.limits.join_patience
+    assert spawned(world.tell(e.Joining, server=0, joining=False)) == [e.Spawn(1)]
+    assert not world.timers.keys() & {"settle", "join"}
+    world.tell(e.Hello, server=1)
+    assert spawned(world.tell(e.Joining, server=0, joining=True)) == []  # what is there stays
+    assert world.machine.standby == 1
+    world.exit(0, killed=True)
+    world.replay()
+    assert world.machine.standby == 2  # the lost server does not make anything any more
+
+    world.tell(e.Joining, server=1, joining=True)
+    world.exit(2, killed=True)
+    world.tell(e.TimerFired, name="spawn")
+    assert world.machine.standby is None
+    assert spawned(world.tell(e.TimerFired, name="join")) == [e.Spawn(3)]  # whatever its server does
+
+
+def test_a_server_that_is_lost_while_it_joins_is_replaced_at_once() -> None:
+    world = World()
+    world.run_unopened()
+    world.tell(e.Opened, server=0)
+    world.tell(e.Joining, server=0, joining=True)
+    world.exit(0, killed=True)
+    assert world.alive == {1}
+    assert "join" not in world.timers
+    world.tell(e.Hello, server=1)
+    world.tell(e.Joining, server=1, joining=True)  # again, while it is recovered
+    world.replay()
+    assert (world.alive, world.machine.state) == ({1}, "running")
+    assert spawned(world.tell(e.Joining, server=1, joining=False)) == [e.Spawn(2)]
+
+
+def test_a_standby_waits_for_communicators_of_a_server_of_before() -> None:
+    """Of an earlier daemon."""
+    world = World()
+    assert spawned(world.tell(e.Adopted, joining=True)) == []
+    assert "join" in world.timers
+    assert spawned(world.tell(e.Joining, server=0, joining=False)) == [e.Spawn(1)]
+    assert spawned(World().tell(e.Adopted)) == [e.Spawn(1)]
 
 
 def test_a_device_is_lost() -> None:
@@ -76,7 +127,8 @@ def test_its_server_is_replaced_by_one_that_opens_as_late() -> None:
     assert world.assigns[-1] == e.Assign(1, "recover")
     assert (world.recoveries[1].outcome, world.recoveries[1].standby) == ("resumed", "spawned")
     assert world.alive == {1}
-    assert spawned(world.tell(e.Opened, server=1)) == [e.Spawn(2)]
+    world.tell(e.Opened, server=1)
+    assert spawned(world.tell(e.TimerFired, name="settle")) == [e.Spawn(2)]
 
 
 def test_it_opens_while_it_is_recovered() -> None:
@@ -644,6 +696,19 @@ def test_a_first_server_that_cannot_be_started_is_an_error_for_the_program() -> 
     refusal = next(i for i in world.others if isinstance(i, e.Refuse))
     assert refusal.error == 802
     assert "Too many open files" in refusal.message
+
+
+def test_what_a_daemon_did_not_see_the_end_of_is_written_down() -> None:
+    """And the next one has the next number, also if the database does not have that record."""
+    for event in (e.Adopted, e.Orphaned):
+        world = World()
+        record = e.RecoveryRecord(number=4, cause="it was killed", fault=None, occurred=-5, detected=0, story=["a"])
+        world.tell(event, interrupted=record, **({"reason": "gone"} if event is e.Orphaned else {}))
+        assert world.recoveries[4].outcome == "interrupted"
+        assert (world.recoveries[4].story[0], len(world.recoveries[4].story)) == ("a", 2)
+        if event is e.Orphaned:
+            assert world.machine.recovery is not None
+            assert world.machine.recovery.number == 5
 
 
 def test_a_missed_handle_costs_nothing_until_the_server_dies() -> None:

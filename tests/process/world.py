@@ -93,6 +93,7 @@ class World:
     def run(self) -> int:
         self.run_unopened()
         self.tell(e.Opened, server=0)
+        self.timer("settle")
         self.tell(e.Hello, server=1)
         return 0
 
@@ -150,6 +151,10 @@ class AtAnyTime(RuleBasedStateMachine):
     def opens(self, data: Any) -> None:
         self.world.tell(e.Opened, server=self.server(data))
 
+    @rule(data=st.data(), joining=st.booleans())
+    def joins(self, data: Any, joining: bool) -> None:
+        self.world.tell(e.Joining, server=self.server(data), joining=joining)
+
     @rule(data=st.data())
     def ends(self, data: Any) -> None:
         self.world.tell(e.Ending, server=self.server(data))
@@ -158,6 +163,17 @@ class AtAnyTime(RuleBasedStateMachine):
     def device_is_lost(self, chance: int) -> None:
         if chance == 0:
             self.world.tell(e.DeviceLost, reason="it fell off the bus")
+
+    @rule(data=st.data())
+    def stranded(self, data: Any) -> None:
+        self.world.tell(e.Stranded, server=self.server(data), reason="its MPS is gone")
+
+    @rule(data=st.data())
+    def faults_beside_others(self, data: Any) -> None:
+        self.world.tell(
+            e.Faulted, server=self.server(data), sequence=0, op="", error=700, text="a fault", at=self.world.t,
+            after=1, until=9, shared=True,
+        )  # fmt: skip
 
     @precondition(lambda self: self.unborn())
     @rule(data=st.data())

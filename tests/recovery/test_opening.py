@@ -205,6 +205,17 @@ def test_a_full_device(full: Node, start: Callable[[Node], Program], way: str) -
     assert len(reported) == 2, program.lines("server")
 
 
+def test_a_full_device_beside_one_that_has_room(full: Node, kernels: Path) -> None:
+    """Likewise with a device that the program begins to use later."""
+    program = harness.start(full, PROGRAMS / "contexts.py", kernels=kernels, device="cpu:0,1")
+    harness.go(program)
+    assert [tell(program, "retain 1") for _ in range(3)] == [OUT_OF_MEMORY, OUT_OF_MEMORY, "0\n"]
+    assert tell(program, "work 1") == "1\n"
+    assert [tell(program, "retain 0") for _ in range(2)] == [OUT_OF_MEMORY] * 2
+    assert tell(program, "work 1") == "2\n"
+    assert [tell(program, each) for each in ("retain 0", "work 0", "work 1")] == ["0\n", "1\n", "3\n"]
+
+
 def test_a_full_device_and_a_lost_server(full: Node, start: Callable[[Node], Program]) -> None:
     program = start(full)
     assert tell(program, "retain") == OUT_OF_MEMORY

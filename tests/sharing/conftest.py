@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,18 @@ from tests.daemon.conftest import make_node, peer_native
 from tests.recovery.conftest import kernels
 from xmigd.demo.node import Node, Program
 
-__all__ = ["MIB", "PROGRAMS", "Starter", "answer", "ask", "kernels", "make_node", "peer_native", "sharing"]
+__all__ = [
+    "MIB",
+    "PROGRAMS",
+    "Starter",
+    "answer",
+    "ask",
+    "has_answered",
+    "kernels",
+    "make_node",
+    "peer_native",
+    "sharing",
+]
 
 MIB = 1 << 20
 PROGRAMS = Path(__file__).parent / "programs"
@@ -53,6 +65,12 @@ def answer(program: Program) -> str:
     line: str = program.process.stdout.readline()
     assert line, f"it has ended: {program.process.communicate()}"
     return line.strip()
+
+
+def has_answered(program: Program) -> bool:
+    """Whether ``answer`` returns at once."""
+    assert program.process.stdout is not None
+    return bool(select.select([program.process.stdout], [], [], 0)[0])
 
 
 def sharing(program: Program) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from sqlalchemy import Engine
 
 from tests.api.conftest import engine, readers, writer
+from tests.operating import run_with
 from xmigd.database import models
 from xmigd.database.writer import Writer
 from xmigd.errors import Conflict
@@ -45,16 +47,17 @@ class Node:
     def __init__(self, writer: Writer, readers: Engine, folder: Path) -> None:
         writer.submit("jobs.add", lambda session: session.add_all(map(session.merge, WRITTEN))).result()
         self.operations = Operations(writer, readers, Bus(writer, newest=0))
-        job = SimpleNamespace(id=JOB, uid=0, priority="best-effort", memory_quota=MIB, reserved_bytes=None)
+        job = SimpleNamespace(id=JOB, uid=0, priority="best-effort", memory_quota=MIB, reserved_bytes=None, nodes=None)
         moving = SimpleNamespace(why_not=lambda kind: None, run=self.run, place="host")
         self.process: Any = SimpleNamespace(
             row=SimpleNamespace(id=PROCESS, job=JOB, device="cpu:0"), job=job, state="suspended", location="host",
             machine=SimpleNamespace(where="host", move=None), moving=moving, handles={}, last_snapshot=None,
-            lacks_quota=lambda name, bytes: None, host_pool=SimpleNamespace(ready=1 << 40),
+            lacks_quota=lambda name, bytes: None, host_pool=SimpleNamespace(room=lambda: 1 << 40),
         )  # fmt: skip
         supervisor: Any = SimpleNamespace(
             cordoned=(), processes={PROCESS: self.process}, processes_of=lambda job: [self.process],
-            together=lambda process: [process], resume_together=lambda processes: False,
+            together=lambda process: [process], joins=set(), suspend_together=lambda processes, to: None,
+            resume_together=lambda processes, *, joins: False,
         )  # fmt: skip
         self.looks, self.may = asyncio.Event(), asyncio.Event()
         self.moved: list[str] = []
@@ -107,16 +110,7 @@ class Node:
 
 @pytest.fixture
 def run(writer: Writer, readers: Engine, tmp_path: Path) -> Run:
-    def run(test: Test) -> None:
-        async def main() -> None:
-            node = Node(writer, readers, tmp_path)
-            async with asyncio.timeout(60):
-                await test(node)
-            await node.operations._bus.close()
-
-        asyncio.run(main())
-
-    return run
+    return partial(run_with, partial(Node, writer, readers, tmp_path))
 
 
 WAYS = {"suspended": Node.is_suspended, "preempted": Node.is_preempted}
@@ -147,6 +141,10 @@ def test_it_is_being_suspended_for_another_one(run: Run) -> None:
         node.process.state = "running"
         swap = asyncio.ensure_future(node.rotation._swap("suspend", JOB, "cpu:0"))
         await node.looks.wait()
+        node.process.state = "running"
+        assert node.rotation.waits(JOB) is None  # it still runs
+        node.process.state = "suspended"
+        assert node.rotation.waits(JOB) is not None
         await node.is_preempted()
         node.may.set()
         await swap

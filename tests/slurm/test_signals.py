@@ -11,7 +11,7 @@ import pytest
 from tests import harness
 from tests.migration.moves import info
 from tests.recovery.conftest import Starter, kernels, start
-from xmigd.cli.slurm_task import Task
+from xmigd.cli.slurm_task import Task, walltime
 from xmigd.client import Client
 from xmigd.demo.node import Node, Program
 
@@ -86,3 +86,11 @@ def test_it_is_suspended_before_it_goes_on(daemon: Node, program: Program) -> No
     harness.wait_until(nobody_steers, "it is where Slurm wants it", timeout=20)
     assert info(program)["state"] == "running"
     harness.output(program)
+
+
+@pytest.mark.parametrize(
+    ("end", "left"),
+    [("1600", 600.0), ("1000", None), ("900", None), ("", None), ("soon", None), ("9" * 12, None), ("9" * 400, None)],
+)
+def test_the_time_until_the_limit(end: str, left: float | None) -> None:
+    assert walltime({"SLURM_JOB_END_TIME": end}, 1000.0) == left

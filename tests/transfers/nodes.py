@@ -7,15 +7,17 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from tests import forked
 from tests.criu.test_client_dump import criu_or_skip
+from tests.harness import wait_until
 from xmigd.demo import nodes
 from xmigd.demo.namespaces import NetworkNode
 from xmigd.demo.node import Child, Program
+from xmigd.ids import new_id
 
 CLIENT = Path(__file__).with_name("client.py")
 STEPS = 60  # if nothing else is wanted
@@ -33,6 +35,21 @@ class TransferNode(nodes.NamespacedNode):
         command: list[str | Path] = [sys.executable, CLIENT, output, str(steps), str(pause)]
         kernels = str(native_dir / "xmig_kernels.so")
         return self.begin(command, output.with_suffix(".out"), request=request, KERNELS=kernels)
+
+    def begin_movable(self, command: Sequence[str | Path], output: Path, *options: str, **environment: str) -> Program:
+        """Under `xmigctl run --movable`, which runs on this node. What both print goes to `output`."""
+        name = f"{output.stem}-{new_id()[:8]}"
+        words = [sys.executable, "-m", "xmigd.cli", "run", "--movable", *options, "--name", name, "--", *command]
+        opened: list[str | Path] = ["sh", "-c", 'out=$1; shift; exec "$@" < /dev/null > "$out" 2>&1', "sh", output]
+        variables = self.environment | self._imported() | environment
+        process = self.entering([*opened, *words], variables, stdin=subprocess.DEVNULL)
+        self._programs.append(process)
+        wait_until(lambda: bool(self.jobs(name)), f"job {name} is known")
+        return Program(self, self.jobs(name)[0]["id"], process)
+
+    def jobs(self, name: str) -> list[dict[str, Any]]:
+        """Those of this name, the newest first."""
+        return [one for one in self.client.get("/v1/jobs") if one["name"] == name]
 
     def ctl(self, *words: str) -> str:
         """What xmigctl prints; it succeeds."""

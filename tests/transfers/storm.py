@@ -32,6 +32,14 @@ FAULTS = {
     "unplugged for long": 1,
     "slow": 1,
 }  # how often
+# Who dies at which write, and whether the program has moved when all are back.
+SOURCE, TARGET = 0, 1
+DEATHS = [
+    (SOURCE, "write.begun transfers.committed", False),
+    (SOURCE, "write.committed transfers.committed", True),
+    (TARGET, "write.committed transfers.prepared", False),
+    (TARGET, "write.committed transfers.going", True),
+]
 
 
 @dataclass
@@ -99,6 +107,19 @@ class Storm:
                 if node.has_died():
                     node.starts_again()
 
+    def one_dies(self, who: int, point: str, moves: bool) -> None:
+        """As one of `DEATHS` has it."""
+        here = self.where()
+        source, target = self.nodes[here], self.nodes[1 - here]
+        victim = source if who == SOURCE else target
+        victim.dies_at(point)
+        with contextlib.suppress(Refused, XmigError, OSError):
+            source.move(source.lives()[0]["job_id"], target.name)
+        wait_until(victim.has_died, f"it comes to {point}")
+        victim.starts_again()
+        self.settle()
+        assert (self.where() != here) is moves, f"{point}: {self.describe()}"
+
     def settle(self) -> None:
         """Nothing is under way any more, and the program runs on one node."""
 
@@ -139,3 +160,14 @@ def compared(nodes: list[TransferNode], native_dir: Path, output: Path, folder: 
     )
     expected = undisturbed.read_text().splitlines()
     return abs(len(written) - len(expected)) + sum(a != b for a, b in zip(written, expected, strict=False))
+
+
+def family_ends(nodes: list[TransferNode], native_dir: Path, output: Path) -> None:
+    """What family.py has started: each has written to the end what it should, and they could talk all the time."""
+    output.with_suffix(".stop").touch()  # that of both
+    wait_until(lambda: not any(node.lives() for node in nodes), "the program has ended")
+    wait_until(Path(f"{output}.talk").exists, "it has written how it went")
+    assert Path(f"{output}.talk").read_text() == "True 0 (0, 0)"
+    for each in (output, Path(f"{output}.child")):
+        (apart := output.parent / f"as-{each.name}").mkdir()
+        assert compared(nodes, native_dir, each, apart) == 0

@@ -7,6 +7,7 @@ import json
 import socket
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,7 @@ def test_a_peer_that_lies(nodes: list[PeerNode], connect: Connect, native_dir: P
     cases: dict[str, dict[str, Any]] = {
         "pid_in_use": {"pids": [1]}, "other_cpu": {"instructions": ["avx9000"]}, "other_version": {"layout": 1},
         "file_missing": {"files": [{"path": "/no/such\x1b[31m/file", "bytes": 1}]},
+        "mount_missing": {"mounts": ["/", "/no/such\x1b[31m/mount"]}, "address_missing": {"addresses": ["192.0.2.1"]},
         "no_room": {"programs": [need(), need(1 << 50)]},
         "pool_too_small": {"program_bytes": 1 << 50},
     }  # fmt: skip
@@ -180,6 +182,25 @@ def test_messages_that_are_too_long(connect: Connect) -> None:
     line = connect("friend")
     line._sock.sendall(FRAME.pack(4, 0) + b"[1]]")
     assert ends(line)
+
+
+def test_what_is_behind_requests_has_a_bound(nodes: list[PeerNode], connect: Connect) -> None:
+    """Of all connections of a peer together: who finds no room is not read. Nobody waits for ever."""
+    assert nodes[1].process is not None
+    status = Path(f"/proc/{nodes[1].process.pid}/status")
+
+    def peak() -> int:
+        return int(status.read_text().split("VmHWM:")[1].split()[0]) << 10
+
+    def send_most(line: Line) -> None:
+        line._sock.sendall(FRAME.pack(2, size) + b"{}" + bytes(size - 1))
+        line.close()
+
+    size, before, lines = LONGEST_PAYLOAD - 1, peak(), [connect("friend") for _ in range(6)]
+    with ThreadPoolExecutor(len(lines)) as pool:
+        for done in [pool.submit(send_most, line) for line in lines]:
+            done.result()
+    assert peak() - before < 2 * LONGEST_PAYLOAD + (32 << 20)
 
 
 def dumped(manifest: dict[str, Any]) -> bytes:

@@ -16,6 +16,7 @@ import pytest
 
 from xmigd.errors import Conflict, Forbidden, ProtocolError, Unavailable, XmigError
 from xmigd.ipc import messages as m
+from xmigd.ipc.fds import Fd
 from xmigd.memory.retained import Owner, Retained
 from xmigd.supervisor.far_chunks import FarRank, room_for
 from xmigd.supervisor.unique import Budget, UniqueCopies, after
@@ -226,6 +227,54 @@ def test_nothing_is_sent_without_a_rate() -> None:
     assert sending.neighbour_of(alone) is None
 
 
+def test_the_daemon_of_the_next_node_is_another_one() -> None:
+    """It has lost what it retained: nothing survives by it until it has all again, without another round."""
+
+    async def run() -> None:
+        processes: dict[str, Any] = {}
+        unique, there, content = UniqueCopies("a", processes, most_bytes=0, rate=1e12), set[int](), list[int]()
+        copy = unique.neighbour_of(SimpleNamespace(nodes="a,b"))  # type: ignore[arg-type]
+        assert copy is not None
+
+        async def retain(node: str, nodes: str, process: str, hashes: Sequence[int]) -> bytes:
+            return bytes(one not in there for one in hashes)
+
+        async def send_content(node: str, nodes: str, process: str, hashes: Sequence[int], memory: Fd) -> None:
+            there.update(hashes)
+            content.extend(hashes)
+
+        async def read_chunks(chunks: Sequence[m.ChunkHash]) -> Any:
+            memory = Fd(os.open("/dev/null", os.O_RDONLY))
+            return SimpleNamespace(memory=memory, found=range(len(chunks)), examined=len(chunks))
+
+        async def until_there() -> None:
+            async with asyncio.timeout(20):
+                while copy.snapshot != 3:
+                    await asyncio.sleep(0)
+
+        unique.others = SimpleNamespace(retain=retain, send_content=send_content)
+        process: Any = SimpleNamespace(
+            row=SimpleNamespace(id=PROCESS), job=SimpleNamespace(nodes="a,b"), neighbour_copy=copy,
+            read_chunks=read_chunks,
+        )  # fmt: skip
+        processes[PROCESS] = process
+        unique._send(process, 3, {5: 4096, 6: 8192})
+        await until_there()
+        unique.reaches("b", False)
+        assert not copy.reached
+        unique.session("c")
+        assert (copy.snapshot, content) == (3, [5, 6])
+        there.clear()
+        unique.session("b")
+        unique.reaches("b", True)
+        assert (copy.snapshot, copy.bytes, copy.behind_bytes) == (0, 0, 2 * m.CHUNK)
+        await until_there()
+        assert (copy.reached, content) == (True, [5, 6, 5, 6])
+        unique.close()
+
+    asyncio.run(run())
+
+
 def test_rounds_that_come_while_one_is_looked_at() -> None:
     """That one is looked at until its end, and then the newest."""
 
@@ -244,5 +293,34 @@ def test_rounds_that_come_while_one_is_looked_at() -> None:
         while unique._looking:
             await asyncio.sleep(0)
         assert looked == ["first", "third"]
+
+    asyncio.run(run())
+
+
+def test_a_server_that_reports_no_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its round is looked at again until it does."""
+    monkeypatch.setattr("xmigd.supervisor.unique.UNANSWERED", 0.001)
+
+    async def run() -> None:
+        processes: dict[str, Any] = {}
+        unique, looked = UniqueCopies("a", processes, most_bytes=1, rate=0), 0
+        process: Any = SimpleNamespace(
+            row=SimpleNamespace(id=PROCESS), grouped=True, copies=None, last_snapshot=SimpleNamespace(number=7)
+        )
+        processes[PROCESS] = process
+
+        async def look(nodes: str, members: Sequence[Any]) -> None:
+            nonlocal looked
+            looked += 1
+            assert (nodes, members) == ("a,b", [process])
+            if looked == 3:
+                process.copies = SimpleNamespace(snapshot=7)
+
+        unique._look = look  # type: ignore[method-assign]
+        unique.settled_here("a,b", [process])
+        async with asyncio.timeout(20):
+            while looked < 3 or unique._looking or unique._repeating:
+                await asyncio.sleep(0)
+        assert looked == 3
 
     asyncio.run(run())

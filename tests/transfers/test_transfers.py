@@ -17,24 +17,14 @@ from tests.harness import wait_until
 from tests.migration.moves import ended, reaches, succeeded
 from tests.namespaces import needs_networks
 from tests.transfers.nodes import TransferNode, pair, wait_for_lines
-from tests.transfers.storm import Storm, compared
+from tests.transfers.storm import DEATHS, Storm, compared
 from xmigd.client import Refused
 from xmigd.demo.namespaces import INTERFACE
 from xmigd.demo.node import Program
-from xmigd.errors import XmigError
 
 pytestmark = [pytest.mark.criu, needs_networks]
 
 KEPT = {"memory_quota": 256 << 20, "priority": "best-effort"}  # what a job has, wherever it is
-
-# Who dies at which write, and whether the program has moved when all are back.
-SOURCE, TARGET = 0, 1
-DEATHS = [
-    (SOURCE, "write.begun transfers.committed", False),
-    (SOURCE, "write.committed transfers.committed", True),
-    (TARGET, "write.committed transfers.prepared", False),
-    (TARGET, "write.committed transfers.going", True),
-]
 
 
 @pytest.fixture(scope="module")
@@ -81,18 +71,9 @@ def test_there_and_back(nodes: list[TransferNode], native_dir: Path, tmp_path: P
 
 def test_a_daemon_dies_at_each_write(nodes: list[TransferNode], native_dir: Path, tmp_path: Path) -> None:
     with program(nodes, native_dir, tmp_path) as (storm, output):
-        for who, point, moves in DEATHS:
-            here = storm.where()
-            source, target = nodes[here], nodes[1 - here]
-            victim = source if who == SOURCE else target
+        for death in DEATHS:
             before = len(output.read_text().splitlines())
-            victim.dies_at(point)
-            with contextlib.suppress(Refused, XmigError, OSError):
-                source.move(source.lives()[0]["job_id"], target.name)
-            wait_until(victim.has_died, f"it comes to {point}")
-            victim.starts_again()
-            storm.settle()
-            assert (storm.where() != here) is moves, f"{point}: {storm.describe()}"
+            storm.one_dies(*death)
             wait_for_lines(output, before + 2)
 
 

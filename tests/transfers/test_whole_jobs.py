@@ -15,7 +15,7 @@ from tests.namespaces import needs_networks
 from tests.transfers.drains import drain, takes_programs
 from tests.transfers.nodes import TransferNode, pair, wait_for_lines
 from tests.transfers.ranks import RANKS, Job, job_of_ranks
-from tests.transfers.storm import compared
+from tests.transfers.storm import family_ends
 from xmigd.client import Refused
 
 pytestmark = [pytest.mark.criu, needs_networks]
@@ -125,12 +125,5 @@ def test_a_program_with_children(nodes: list[TransferNode], native_dir: Path, tm
         assert [(one["before"], one["priority"]) for one in changes] == ([("critical", "normal")] * (target is two))
         for each in outputs:
             wait_for_lines(each, len(each.read_text().splitlines()) + 5)
-    for each in outputs:
-        each.with_suffix(".stop").touch()
-    wait_until(lambda: not any(node.lives() for node in nodes), "the program has ended")
-    wait_until(lambda: Path(f"{output}.talk").exists(), "it has written how it went")
-    assert Path(f"{output}.talk").read_text() == "True 0 (0, 0)"
-    for each in outputs:
-        (folder := tmp_path / f"as-{each.name}").mkdir()
-        assert compared(nodes, native_dir, each, folder) == 0
+    family_ends(nodes, native_dir, output)
     assert program.process.poll() is not None

@@ -10,19 +10,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from starlette.responses import Response
 
 from xmigd.database.writer import Writer
 
 KEPT = 64
+T = TypeVar("T")
 Made = tuple[bytes, dict[str, str]]  # JSON, and headers
 
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
     version: tuple[int, int]  # the writer's, before it was begun
-    made: asyncio.Future[Made]
+    made: asyncio.Future[Any]
 
 
 class Cached:
@@ -32,8 +34,8 @@ class Cached:
         self._writer = writer
         self._answers: dict[object, _Answer] = {}
 
-    async def json(self, key: object, make: Callable[[], Made]) -> Response:
-        """What `make` gives for `key`. It is called in a thread, and only reads the database."""
+    async def found(self, key: object, make: Callable[[], T]) -> T:
+        """What `make` gives for `key`; nobody changes it. It is called in a thread, and only reads the database."""
         found = self._answers.pop(key, None)
         if found is None or found.version != self._writer.version:
             version = self._writer.version
@@ -42,9 +44,13 @@ class Cached:
         if len(self._answers) > KEPT:
             del self._answers[next(iter(self._answers))]
         try:
-            body, headers = await asyncio.shield(found.made)
+            made: T = await asyncio.shield(found.made)
         except BaseException:
             if found.made.done() and self._answers.get(key) is found:
                 del self._answers[key]
             raise
+        return made
+
+    async def json(self, key: object, make: Callable[[], Made]) -> Response:
+        body, headers = await self.found(key, make)
         return Response(body, headers=headers, media_type="application/json")

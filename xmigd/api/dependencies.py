@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar, cast
 
 from fastapi import Depends, Query, Request
@@ -22,14 +23,19 @@ class Services:
         return cast(T, self._of[kind])
 
 
+@dataclass(frozen=True)
+class Provided:
+    """What FastAPI takes for a function that a handler depends on; xmigd.api.dispatch has the service itself."""
+
+    kind: type[Any]
+
+    def __call__(self) -> Any:
+        raise LookupError(f"there is no {self.kind.__name__}: the document alone has no services")
+
+
 def provided(kind: type[Any]) -> Any:
     """The dependency of a handler that works with the node's one `kind`: ``Annotated[Jobs, provided(Jobs)]``."""
-
-    async def find(request: Request) -> Any:
-        services: Services = request.app.state.services
-        return services.get(kind)
-
-    return Depends(find)
+    return Depends(Provided(kind))
 
 
 # Not one of these waits for anything; those that are no coroutines would be run in a thread each.

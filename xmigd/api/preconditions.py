@@ -13,7 +13,7 @@ def etag(version: int) -> str:
     return f'"{version}"'
 
 
-def _if_match(
+async def _if_match(
     if_match: Annotated[str | None, Header(max_length=255, description="the ETag of what is changed")] = None,
 ) -> str:
     if if_match is None:

@@ -47,7 +47,7 @@ def _invalid(error: RequestValidationError) -> Invalid:
     if first["type"] == "string_pattern_mismatch" and (found := first_invisible(str(first["input"]))):
         return Invalid(f"{place}: {found} is in it, a character that people do not see",
                        hint="leave out control characters and marks of the writing direction")  # fmt: skip
-    return Invalid(f"{place}: {first['msg']}", hint=hint)
+    return Invalid(f"{place}: {first['msg'].removeprefix('Value error, ')}", hint=hint)
 
 
 def _http(error: HTTPException) -> Response:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 
-from xmigd.api.strict import only_known
 from xmigd.schemas import Problem
 
 
@@ -12,6 +11,6 @@ def make_router(prefix: str = "") -> APIRouter:
     """What holds for all endpoints stands here. If it stood at the application, FastAPI would make each route again
     when a request is routed for the first time, in the loop that repairs programs."""
     return APIRouter(
-        prefix=prefix, dependencies=[Depends(only_known)],
+        prefix=prefix,
         responses={"default": {"model": Problem, "description": "A problem (RFC 9457)."}},
     )  # fmt: skip

@@ -85,8 +85,11 @@ def _is_loopback(host: str) -> bool:
 def make_server(app: ASGIApp, settings: Settings, quotas: Quotas, *, tcp: bool = False) -> ApiServer:
     """On the local socket, or on TCP, encrypted if the settings have a certificate."""
     options: dict[str, Any] = {
-        "http": "h11", "ws": "none", "lifespan": "off", "access_log": False, "log_config": None,
-        "server_header": False, "timeout_graceful_shutdown": 3, "timeout_keep_alive": settings.idle_timeout,
+        "http": "httptools", "ws": "none", "lifespan": "off", "access_log": False, "log_config": None,
+        "server_header": False, "proxy_headers": False, "timeout_graceful_shutdown": 3,
+        "timeout_keep_alive": settings.idle_timeout,
+        # A request that was sent ahead begins in the task of the one before it, whose variables are not its own.
+        "reset_contextvars": True,
     }  # fmt: skip
     if tcp and settings.tls_cert is not None:
         options |= {

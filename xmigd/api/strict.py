@@ -19,15 +19,9 @@ def known(route: APIRoute) -> tuple[frozenset[str], bool]:
     return names, route.body_field is not None
 
 
-async def only_known(request: Request) -> None:
-    """A dependency of every endpoint. Raises Invalid."""
-    if request.method == "GET" and not request.query_params:
-        return
-    route = request.scope.get("route")
-    if not isinstance(route, APIRoute) or not route.include_in_schema:
-        return
-    names, takes_body = known(route)
-    for name in request.query_params:
+async def check(request: Request, names: frozenset[str], *, takes_body: bool) -> None:
+    """Raises Invalid."""
+    for name in request.query_params if request.scope["query_string"] else ():
         if name not in names:
             listed = ", ".join(sorted(names)) or "none"
             raise Invalid(

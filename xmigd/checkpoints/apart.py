@@ -12,6 +12,8 @@ from collections.abc import Collection, Iterable
 from typing import Literal
 
 from xmigd.checkpoints import proc
+from xmigd.errors import Conflict, NotFound
+from xmigd.text import harmless
 
 Kind = Literal["pid", "mnt", "net", "ipc", "uts"]
 KINDS: tuple[Kind, ...] = ("pid", "mnt", "net", "ipc", "uts")
@@ -62,18 +64,49 @@ def outer_pid(pids: Iterable[int], inner: int) -> int | None:
     return next((pid for pid in pids if inner_pid(pid) == inner), None)
 
 
-def dumped_with(namespaces: Collection[str]) -> list[str]:
+def mounts_of(root: int) -> tuple[str, ...]:
+    """Where the machine has mounted what it has for others, too, in the mount namespace of the program that begins with
+    this process. What is restored gets whatever the node has mounted there that restores it: where that has it from
+    (a disk, a folder of another file system) is its own affair. None: the program sees the machine's mounts. Raises
+    NotFound: it has ended."""
+    if "mnt" not in namespaces_of(root):
+        return ()
+    try:
+        ours, its = proc.mount_points(proc.machine()), proc.mount_points(root)
+    except OSError:
+        raise NotFound(f"there is no process {root}", hint="its program has ended") from None
+    return tuple(sorted(path for path, there in its.items() if path != "/" and there <= ours.get(path, set())))
+
+
+def missing_mounts(mounts: Iterable[str]) -> list[str]:
+    """Where this node has nothing mounted. Raises OSError."""
+    ours = proc.mount_points(proc.machine())
+    return [path for path in mounts if path not in ours]
+
+
+def check_mounts(mounts: Iterable[str]) -> None:
+    """Blocks. Raises Conflict: what is restored would lack one."""
+    if missing := missing_mounts(mounts):
+        raise Conflict(
+            f"nothing is mounted at {harmless(missing[0])}, where the program has the machine's mount",
+            code="mount_missing", hint="mount it; or unmount it where the program was, and start that anew",
+        )  # fmt: skip
+
+
+def dumped_with(mounts: Iterable[str]) -> list[str]:
     """Options of CRIU. Mounts that this node has, too, are only named; others (/proc, /dev/shm) are made again with
     what is in them."""
-    return ["--external", "mnt[]:ms"] if "mnt" in namespaces else []
+    return [word for path in mounts for word in ("--external", f"mnt[{path}]:{path}")]
 
 
-def restored_in(folder: str, namespaces: Collection[str], command: list[str]) -> list[str]:
+def restored_in(folder: str, namespaces: Collection[str], mounts: Iterable[str], command: list[str]) -> list[str]:
     """CRIU takes the root file system from a mount. In a mount namespace of its own, so nothing is left of that."""
     if "mnt" not in namespaces:
         return command
     script = 'mkdir -p "$0" && mount --rbind / "$0" && exec "$@"'
+    # Earlier versions had CRIU find the mounts by itself: mnt[].
+    external = [*dumped_with(mounts), "--external", "mnt[]:ms"]
     return [
-        "unshare", "--mount", "--propagation", "private", "sh", "-c", script, folder, *command,
-        "--external", "mnt[]:ms", "--root", folder,
+        "unshare", "--mount", "--propagation", "private", "sh", "-c", script, folder, *command, *external,
+        "--root", folder,
     ]  # fmt: skip

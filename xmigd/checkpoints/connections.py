@@ -5,6 +5,9 @@ only where programs are left running, and not where they are left stopped. So it
 before anybody lets them go on, also if the daemon has ended meanwhile. The end of the mode resets SO_REUSEADDR, which
 is set again to what it was.
 
+With --link-remap CRIU gives another name to a file in /dev/shm that has lost the one by which it was opened, and takes
+it back where programs are left running only. That is done here, too: the next dump would want the same name.
+
 A script of its own that imports little, and nothing of xMIG: programs stand still while it is started. Importing
 contextlib and socket would take longer than all else that it does, and ctypes is for programs with sockets only.
 """
@@ -30,8 +33,20 @@ def main() -> int:
     _, status = os.waitpid(os.posix_spawnp(command[0], command, os.environ), 0)
     for inode, sock in _connections(root):
         _end_repair(sock, reused.get(inode, 0))
+    if "--link-remap" in command:
+        _take_names_back(root)
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code  # by a signal
+
+
+def _take_names_back(root: int) -> None:
+    folder = f"/proc/{root}/root/dev/shm"  # in the program's mount namespace
+    try:
+        for name in os.listdir(folder):
+            if name.startswith("link_remap."):
+                os.unlink(f"{folder}/{name}")
+    except GONE:
+        pass
 
 
 def _connections(root: int) -> Iterator[tuple[str, socket]]:

@@ -24,14 +24,15 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import zstandard
 
 from xmigd.checkpoints.manifest import Chunk, Content
-from xmigd.checkpoints.memory import Kept, MemoryTier, read_into
+from xmigd.checkpoints.memory import Kept, MemoryTier, Slab, read_into
 from xmigd.checkpoints.planes import PLANES, Bytes, join, split
-from xmigd.ipc.fds import write_all
+from xmigd.ipc.fds import Fd, close_all, write_all
 from xmigd.store.objects import TEMPORARY, Damaged, private_folder
 
 PIECE = 2 << 20  # bytes
@@ -55,11 +56,13 @@ _ZEROS = bytes(PIECE)
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A file of which only the pieces that have some of these bytes are stored. `bytes` None: all from `start` on."""
+    """A file of which only the pieces that have some of these bytes are stored. `bytes` None: all from `start` on.
+    `slab`: it is in host memory already, and stays there."""
 
     fd: int
     start: int = 0
     bytes: int | None = None
+    slab: Slab | None = None
 
     def has(self, piece: int) -> bool:
         return self.start < piece + PIECE and (self.bytes is None or piece < self.start + self.bytes)
@@ -165,6 +168,46 @@ class Chunks:
                 pool.shutdown(cancel_futures=True)  # the rest is left out
                 raise
 
+    def link(self, checkpoint: str, content: Content, path: Path) -> bool:
+        """It becomes a file of this name, which is only to be read, if it is in host memory in one piece and
+        undamaged."""
+
+        def sound(chunk: Chunk) -> bool:
+            """In this file: another one with an equal piece says nothing of it."""
+            with path.open("rb", buffering=0) as file:
+                file.seek(chunk.at)
+                piece = memoryview(_own.piece)[: chunk.bytes]
+                return hashlib.sha256(piece[: read_into(file, piece)]).hexdigest() == chunk.hash
+
+        places = {chunk.at: (chunk.hash, chunk.bytes) for chunk in content.chunks}
+        if not places or not self.memory.link(checkpoint, content.bytes, places, path):
+            return False
+        with ThreadPoolExecutor(2 * THREADS) as pool:  # nobody's program runs yet
+            if all(pool.map(sound, content.chunks)):
+                return True
+        path.unlink()
+        return False
+
+    def without_damaged(self, checkpoint: str, owners: Iterable[int]) -> bool:
+        """Reads the slabs that programs of these users are given as a whole: those that are not what they were are not
+        given again. True: the disk has what the checkpoint had in them. Blocks. Raises OSError."""
+        given = [each for owner in set(owners) for each in self.memory.slabs_of(checkpoint, owner)]
+
+        def sound(fd: Fd, at: int, name: str, size: int) -> bool:
+            piece = memoryview(_own.piece)[:size]
+            return os.preadv(fd.fileno(), [piece], at) == size and hashlib.sha256(piece).hexdigest() == name
+
+        found = False
+        try:
+            with ThreadPoolExecutor(THREADS) as pool:
+                for slab, fd in given:
+                    looks = [pool.submit(sound, fd, at, name, size) for at, (name, size) in list(slab.places.items())]
+                    if not all(look.result() for look in looks):
+                        found |= self.memory.drop_damaged(checkpoint, slab)
+        finally:
+            close_all(fd for _, fd in given)
+        return found
+
     def _restored(self, name: str, size: int, buffer: bytearray) -> Bytes:
         """The piece, wherever it is. Raises Damaged."""
         if (found := self.memory.read(name, size, buffer)) is not None:
@@ -178,13 +221,13 @@ class Chunks:
             return _checked(elsewhere, name, size)
 
     @contextlib.contextmanager
-    def writing(self, *, in_memory: bool = False, durable: bool = True) -> Iterator[Writing]:
+    def writing(self, *, owner: int | None = None, durable: bool = True) -> Iterator[Writing]:
         """Nothing is removed meanwhile. What was stored has to be named in a manifest, on the disk, before it ends.
-        `in_memory`: it goes to host memory first, if there is room for all of it, and to the disk as well if it has to
-        be `durable`. Raises OSError: there is no folder for it."""
+        `owner`: of its programs; it goes to host memory first, if there is room for all of it, and to the disk as well
+        if it has to be `durable`. Raises OSError: there is no folder for it."""
         with self._lock:
             self._writers += 1
-        kept = self.memory.begin() if in_memory else None
+        kept = None if owner is None else self.memory.begin(owner)
         try:
             with contextlib.closing(Writing(self, kept, durable=durable)) as writing:
                 yield writing
@@ -230,10 +273,13 @@ class Chunks:
             if self._failed != failed:
                 raise OSError(errno.EIO, "the disk has failed since this began")
 
-    def put(self, content: Bytes, kept: Kept | None = None) -> tuple[str, int]:
+    def put(self, content: Bytes, kept: Kept | None = None, slab: Slab | None = None, at: int = 0) -> tuple[str, int]:
         """Keep it: the hash, and the bytes that it took on disk, 0 if it was here. `kept`: in host memory, if it goes
-        there. Raises OSError: no room."""
+        there; `slab`: where it is there already. Raises OSError: no room."""
         name = hashlib.sha256(content).hexdigest()
+        if kept is not None and slab is not None and kept.whole:
+            self.memory.note(kept, slab, at, name, len(content))
+            return name, 0
         if kept is not None and self.memory.keep(kept, name, content):
             return name, 0
         return name, self._keep(name, len(content), lambda: encode(content))
@@ -312,13 +358,13 @@ class Writing:
     def store_all(self, sources: Iterable[Source]) -> Iterator[Content]:
         """The same of many, in their order: the threads do not wait for the end of each."""
 
-        def one(fd: int, size: int, at: int) -> tuple[Chunk, int] | None:
+        def one(source: Source, size: int, at: int) -> tuple[Chunk, int] | None:
             content = memoryview(_own.piece)[: min(PIECE, size - at)]
-            _read_all(fd, content, at)
+            _read_all(source.fd, content, at)
             # Much faster than to look at each byte, and nobody else can run meanwhile.
             if _own.piece.startswith(_ZEROS[: len(content)]):
                 return None
-            name, stored = self._chunks.put(content, self._kept)
+            name, stored = self._chunks.put(content, self._kept, source.slab, at)
             return Chunk(at=at, bytes=len(content), hash=name), stored
 
         with ThreadPoolExecutor(THREADS) as pool:
@@ -327,7 +373,7 @@ class Writing:
                 for source in sources:
                     size = os.fstat(source.fd).st_size
                     places = (at for at in _places(source.fd, size) if source.has(at))
-                    begun.append((source.fd, size, [pool.submit(one, source.fd, size, at) for at in places]))
+                    begun.append((source.fd, size, [pool.submit(one, source, size, at) for at in places]))
                 for fd, size, pieces in begun:
                     chunks = []
                     for piece in pieces:
@@ -341,6 +387,10 @@ class Writing:
                 pool.shutdown(cancel_futures=True)
                 raise
 
+    def retain(self, memory: Fd, owner: int | None) -> tuple[Fd, Slab | None]:
+        """As `MemoryTier.retain`."""
+        return (memory, None) if self._kept is None else self._chunks.memory.retain(self._kept, memory, owner)
+
     def has(self, names: Iterable[str]) -> bool:
         """All of these, written or read by this daemon, or in host memory if it goes there? Then they stay until this
         ends. Empty ones are nobody's."""
@@ -349,15 +399,31 @@ class Writing:
             return self._chunks.memory.adopt(self._kept, wanted)
         return self._chunks._sound.issuperset(wanted)
 
+    def bytes_on_disk(self, names: Iterable[str]) -> int | None:
+        """That these take, after `sync`; None: they are in host memory only. Raises OSError."""
+        return sum(self._chunks.path(name).stat().st_size for name in names) if self.on_disk else None
+
     def take(self, name: str, size: int, piece: bytes) -> int:
         """Keep a piece as another node has encoded it, if it has this hash. Returns the bytes that it took on disk.
         Raises Damaged; OSError: no room."""
         decode(piece, name, size)
         return self._chunks._keep(name, size, lambda: (piece,))
 
-    def settle(self, name: str, size: int) -> None:
-        """What is in host memory goes to the disk. Raises Damaged: it is nowhere; OSError: no room."""
-        self.stored_bytes += self._chunks._keep(name, size, lambda: (self._chunks.encoded(name, size),))
+    def _settle(self, name: str, size: int) -> int:
+        """Bytes that it took on the disk. Any thread's."""
+        return self._chunks._keep(name, size, lambda: (self._chunks.encoded(name, size),))
+
+    def settle_all(self, pieces: dict[str, int], enough: Callable[[], bool] = lambda: False) -> bool:
+        """These pieces, with their bytes, go from host memory to the disk. False: there was `enough` of it before all
+        was there. Raises Damaged: one is nowhere; OSError: no room."""
+        missing = ((name, size) for name, size in pieces.items() if name not in self._chunks._sound)
+        with ThreadPoolExecutor(THREADS) as pool:
+            while begun := [pool.submit(self._settle, name, size) for name, size in islice(missing, 8 * THREADS)]:
+                for each in begun:
+                    self.stored_bytes += each.result()
+                if enough():
+                    return False
+        return True
 
     def finish(self, checkpoint: str, names: dict[str, int]) -> None:
         """These are the pieces of the checkpoint, with their bytes: it stays in host memory, if all of it is there.
@@ -376,10 +442,7 @@ class Writing:
             self.on_disk = self._durable or not kept.whole
             if not self.on_disk:
                 return
-            sizes = self._chunks.memory.sizes(kept)
-            with ThreadPoolExecutor(THREADS) as pool:
-                for _ in pool.map(lambda item: self.settle(*item), sizes.items()):
-                    pass
+            self.settle_all(self._chunks.memory.pieces(kept))
         self._chunks.sync(self._folder, self._failed)
 
 

@@ -10,7 +10,8 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -75,32 +76,35 @@ class Criu:
         assert self._version is not None
         return movable.as_dumped(pid, self._version)
 
-    async def dump(self, pid: int, images: Path, *, leader: bool, namespaces: Sequence[str] = ()) -> None:
+    async def dump(self, pid: int, images: Path, *, leader: bool, mounts: Sequence[str] = ()) -> None:
         """Write process `pid` and its children into the folder. They are left stopped. `leader`: of its session; a
-        program in the session of another one is restored into a session of its own. `namespaces`: that it has for
-        itself. Raises CriuFailed."""
+        program in the session of another one is restored into a session of its own. `mounts`: those of the machine's
+        in its mount namespace. Raises CriuFailed."""
+        remaps = ["--link-remap"] if mounts else []  # in its /dev/shm, which is dumped; others are refused before
         # Both ends of a connection are in the tree, and stand still: nothing has to be locked out.
         await self._do(
             "dump", images, "--tree", str(pid), "--leave-stopped", "--tcp-established", "--network-lock", "skip",
-            *_session(leader), *apart.dumped_with(namespaces), first=_with_connections(pid),
+            *remaps, *_session(leader), *apart.dumped_with(mounts), first=_with_connections(pid),
         )  # fmt: skip
 
-    async def restore(self, images: Path, *, leader: bool, namespaces: Sequence[str] = ()) -> int:
-        """Make it again, with the pid that it had, or that it sees. Returns its pid here; it is left stopped. Raises
-        CriuFailed."""
-        await self._do(
-            "restore", images, "--restore-detached", "--leave-stopped", "--pidfile", str(images / PIDFILE),
-            "--tcp-established", *_session(leader), namespaces=namespaces,
-        )  # fmt: skip
+    async def restore(
+        self, images: Path, *, leader: bool, namespaces: Sequence[str] = (), mounts: Sequence[str] = ()
+    ) -> int:  # fmt: skip
+        """Make it again, with the pid that it had, or that it sees. Returns its pid here; it is left stopped.
+        `namespaces`: that it has for itself. Raises CriuFailed."""
+        options = ("--restore-detached", "--leave-stopped", "--pidfile", str(images / PIDFILE), "--tcp-established")
+        place = partial(apart.restored_in, str(images / "root"), namespaces, mounts)
+        await self._do("restore", images, *options, *_session(leader), place=place)
         return int((images / PIDFILE).read_text())
 
     async def _do(
-        self, action: str, images: Path, *options: str, namespaces: Sequence[str] = (), first: Sequence[str] = ()
+        self, action: str, images: Path, *options: str, first: Sequence[str] = (),
+        place: Callable[[list[str]], list[str]] = list,
     ) -> None:  # fmt: skip
-        """`first`: what comes before the command, and executes it."""
+        """`first`: what comes before the command, and executes it. `place`: what it becomes where it is executed."""
         log = images / f"{action}.log"
         command = [str(self._program), action, "--images-dir", str(images), "--log-file", log.name, "-v2", *options]
-        command = [*first, *apart.restored_in(str(images / "root"), namespaces, command)]
+        command = [*first, *place(command)]
         if action == "restore":
             # As a daemon reads it, the next one, too: in a container, a unit may see another than this one does.
             command = ["sh", "-c", RECORDED, "sh", pidfds.boot_id().decode(), *command]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import Path, Response
+from fastapi import Path, Query, Response
 
 from xmigd.api.dependencies import AnyCaller, BeforeId, Id, Limit, OperatingCaller, OperatorCaller, provided
 from xmigd.api.routing import make_router
@@ -26,6 +26,10 @@ TheCheckpoints = Annotated[Checkpoints, provided(Checkpoints)]
 TheRestoring = Annotated[Restoring, provided(Restoring)]
 TheProcesses = Annotated[Processes, provided(Processes)]
 CheckpointId = Annotated[str, Path(max_length=64)]
+InDoubtQuery = Annotated[
+    bool,
+    Query(description="instead: parts of this node of which only the job's first node knows whether all others exist"),
+]
 
 
 @router.post("/checkpoints", operation_id="create_checkpoint", status_code=202, responses=ACCEPTED)
@@ -39,15 +43,17 @@ async def create_checkpoint(
         process = processes.controlled(caller, request.process)
     else:
         process = processes.of_job(caller, request.job or "")[0]
-    return accepted(await checkpoints.create(process, stop=request.stop, requestor=caller.name), response)
+    row = await checkpoints.create(process, stop=request.stop, requestor=caller.name, keep_bits=request.keep_bits)
+    return accepted(row, response)
 
 
 @router.get("/checkpoints", operation_id="list_checkpoints")
 def list_checkpoints(
-    checkpoints: TheCheckpoints, caller: AnyCaller, job: Id = None, before: BeforeId = None, limit: Limit = 100
-) -> list[CheckpointInfo]:
+    checkpoints: TheCheckpoints, caller: AnyCaller, job: Id = None, before: BeforeId = None, limit: Limit = 100,
+    in_doubt: InDoubtQuery = False,
+) -> list[CheckpointInfo]:  # fmt: skip
     """The newest first."""
-    return checkpoints.page(job=job, owner=caller.owner, before=before, limit=limit)
+    return checkpoints.page(job=job, owner=caller.owner, before=before, limit=limit, whole=not in_doubt)
 
 
 @router.get("/checkpoints/{checkpoint}", operation_id="get_checkpoint")
@@ -60,6 +66,14 @@ def get_checkpoint(checkpoints: TheCheckpoints, caller: AnyCaller, checkpoint: C
 async def remove_checkpoint(checkpoints: TheCheckpoints, caller: OperatingCaller, checkpoint: CheckpointId) -> None:
     """Remove it, with the content that no other one has."""
     await checkpoints.remove(caller, checkpoint)
+
+
+@router.post("/checkpoints/{checkpoint}:discard", operation_id="discard_part", status_code=204)
+async def discard_part(checkpoints: TheCheckpoints, caller: OperatorCaller, checkpoint: CheckpointId) -> None:
+    """Remove this node's part of a checkpoint of several nodes that is in doubt, because the node that decides about it
+    is gone for good. If it is not gone, and has decided that the checkpoint is whole, nobody can restore it any more.
+    For operators."""
+    await checkpoints.discard(caller, checkpoint)
 
 
 @router.post("/checkpoints/{checkpoint}:verify", operation_id="verify_checkpoint", status_code=202, responses=ACCEPTED)

@@ -68,14 +68,17 @@ def known_contents(copy: SnapshotCopy, places: Places) -> Iterator[Content | Non
             if name is None or at % PIECE or at + PIECE > slab.bytes:
                 raise _not_copied("its server left out what is not stored")
             if name:
-                chunks.append(Chunk.model_construct(at=at, bytes=PIECE, hash=name))
+                chunks.append(Chunk(at, PIECE, name))
         yield Content(bytes=slab.bytes, chunks=tuple(chunks))
 
 
 def known_after(copy: SnapshotCopy, places: Places, contents: Sequence[Content], generation: int) -> Known:
-    """When these are stored, one for each slab."""
+    """When these are stored, one for each slab. What was rounded is not what the device has, so it is not known."""
     pieces: dict[int, str] = {}
-    for content, there in zip(contents, _by_slab([slab for slab, _ in copy.slabs], places), strict=True):
+    slabs = [slab for slab, _ in copy.slabs]
+    for slab, content, there in zip(slabs, contents, _by_slab(slabs, places), strict=True):
+        if slab.rounded:
+            continue
         names = {chunk.at: chunk.hash for chunk in content.chunks if chunk.bytes == PIECE}
         pieces.update((address, names.get(at, "")) for at, address in there)
     return Known(copy.server, generation, copy.number, pieces)

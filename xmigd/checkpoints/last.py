@@ -28,7 +28,7 @@ class MakingLast(Making):
         (process,) = self.processes
         with of_the_store("it cannot be held"):
             held.append(live.hold(process, suspended=False))
-        copying = process.copying.begin(process.held_snapshot, report())
+        copying = process.copying.begin(process.held_snapshot, report(), beside=self.dump_bytes)
         try:
             found = await self._dump(operation, images)
             operation.progress("copying")

@@ -10,10 +10,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import stat
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -23,21 +24,27 @@ from xmigd.checkpoints.content import Chunks, Source, Writing
 from xmigd.checkpoints.known import Places, known_after, known_contents, places_of
 from xmigd.checkpoints.manifest import Content, Image, Memory, OpenFile, Program
 from xmigd.checkpoints.manifest import Device as DeviceSeen
+from xmigd.checkpoints.memory import Slab
 from xmigd.checkpoints.opened import check_name
 from xmigd.checkpoints.pids import tree
+from xmigd.checkpoints.slabs import arrange, rewritten
 from xmigd.devices import header
 from xmigd.devices.names import devices_of
 from xmigd.errors import Conflict
 from xmigd.ipc import messages as m
-from xmigd.ipc.fds import Fd, close_all
+from xmigd.ipc.fds import Fd, close_all, write_all
 from xmigd.memory.handles import Handle, make_handle
 from xmigd.memory.host_pool import PLAIN as IN_HOST_MEMORY
 from xmigd.native import Layout
+from xmigd.store.memory import Unreadable
+from xmigd.store.objects import Damaged
 from xmigd.supervisor.copying import Known, SnapshotCopy
 from xmigd.supervisor.process import Process
 from xmigd.text import harmless
 
 Progress = Callable[[int], None]  # bytes that are done
+# Of CRIU's files, those with memory of the program: nearly all of it, and nobody writes to them afterwards.
+MEMORY_IMAGES = re.compile(r"pages-\d+\.img$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +59,7 @@ class Piece:
     size: int
     fd: Fd | None
     content: Content | None = None  # that is stored already; then there is no descriptor
+    slab: Slab | None = None  # it stays in host memory
 
 
 @dataclass(slots=True)
@@ -91,6 +99,16 @@ class Held:
         for number, content in enumerate(known_contents(self.copy, self.places), first):
             self.pieces[number] = replace(self.pieces[number], content=content)
 
+    def retain(self, writing: Writing, owner: int) -> None:
+        """The copy stays in host memory, as far as that is possible. Raises OSError."""
+        if self.copy is None:
+            return
+        first = len(self.pieces) - len(self.copy.slabs)
+        for number, piece in enumerate(self.pieces[first:], first):
+            if piece.fd is not None:
+                fd, slab = writing.retain(piece.fd, owner)
+                self.pieces[number] = replace(piece, fd=fd, slab=slab)
+
     def known(self, memory: Sequence[Memory], generation: int) -> Known | None:
         """Once this is stored."""
         if self.copy is None:
@@ -111,20 +129,25 @@ def hold(process: Process, *, suspended: bool) -> Held:
             if suspended or handle.kind == "image":
                 kind: Literal["shadow", "image"] = "image" if handle.kind == "image" else "shadow"
                 fd = Fd(os.dup(handle.fd.fileno()))
-                start = _message(handle.message).address if kind == "image" else 0
-                held.pieces.append(Piece(handle.id, kind, handle.ordinal, handle.message, start, handle.size, fd))
+                message = _own(_message(handle.message))
+                start = message.address if kind == "image" else 0
+                packed = m.pack_memory(message)
+                held.pieces.append(Piece(handle.id, kind, handle.ordinal, packed, start, handle.size, fd))
     except OSError:
         held.close()
         raise
     return held
 
 
-def store_memory(writing: Writing, held: Held, progress: Progress) -> tuple[list[Memory], tuple[Content, Content]]:
-    """Blocks. Raises OSError: no room."""
+def store_memory(
+    writing: Writing, held: Held, owner: int, progress: Progress
+) -> tuple[list[Memory], tuple[Content, Content]]:
+    """`owner`: user of the process. Blocks. Raises OSError: no room."""
     done = 0
+    held.retain(writing, owner)
     memory: list[Memory] = []
     fresh = ((piece.fd, piece) for piece in held.pieces if piece.content is None)
-    sources = [Source(fd.fileno(), piece.start, piece.size) for fd, piece in fresh if fd is not None]
+    sources = [Source(fd.fileno(), piece.start, piece.size, piece.slab) for fd, piece in fresh if fd is not None]
     stored = writing.store_all(sources)
     for piece in held.pieces:
         content = next(stored) if piece.content is None else piece.content
@@ -140,11 +163,18 @@ def store_memory(writing: Writing, held: Held, progress: Progress) -> tuple[list
 
 def store_images(writing: Writing, folder: Path) -> list[Image]:
     """What CRIU has written. Blocks. Raises OSError: no room."""
-    with contextlib.ExitStack() as stack:
-        paths = sorted(folder.glob("*.img"))
-        sources = [Source(stack.enter_context(path.open("rb")).fileno()) for path in paths]
+    paths, opened, sources = sorted(folder.glob("*.img")), list[Fd](), list[Source]()
+    try:
+        for path in paths:
+            opened.append(Fd(os.open(path, os.O_RDONLY | os.O_CLOEXEC)))
+            slab = None
+            if MEMORY_IMAGES.match(path.name):
+                opened[-1], slab = writing.retain(opened[-1], None)
+            sources.append(Source(opened[-1].fileno(), slab=slab))
         contents = writing.store_all(sources)
         return [Image(name=path.name, content=content) for path, content in zip(paths, contents, strict=True)]
+    finally:
+        close_all(opened)
 
 
 def open_files(pids: Iterable[int]) -> list[OpenFile]:
@@ -261,37 +291,68 @@ def check_unused(files: Iterable[OpenFile], pids: Iterable[int]) -> None:
 
 
 def restore_memory(
-    chunks: Chunks, program: Program, progress: Progress, enough: threading.Event
+    chunks: Chunks, checkpoint: str, program: Program, progress: Progress, enough: threading.Event
 ) -> tuple[dict[int, Handle], tuple[Fd, Fd]]:
-    """Its shadow and its images in new memory, and the snapshots' files. Blocks. Raises Damaged, OSError; NotWanted:
-    `enough` was set meanwhile."""
+    """Its shadow and its images, and the snapshots' files: in new memory, but for what of the shadow is in host memory
+    as it was copied. Blocks. Raises Damaged, OSError; NotWanted: `enough` was set meanwhile."""
     made: list[Fd] = []
     handles: dict[int, Handle] = {}
     done = 0
+    slabs = chunks.memory.slabs_of(checkpoint, program.uid)
     try:
-        for memory in program.memory:
-            handles[memory.id] = make_handle(
-                _message(memory.message.encode()), _new_memory(f"xmig-{memory.kind}", made)
-            )
+        shared = arrange(program, [(slab, os.fstat(fd.fileno()).st_size) for slab, fd in slabs])
+        wanted = [
+            (_own(_message(memory.message.encode())), memory.content)
+            for memory in program.memory
+            if shared is None or memory.kind != "shadow"
+        ]
+        if shared is not None:
+            wanted += shared.rest
+            for number, message in shared.sealed:
+                made.append(Fd(os.dup(slabs[number][1].fileno())))
+                handles[message.id] = make_handle(message, made[-1])
+                done += message.bytes
+        filled: list[tuple[Content, int]] = []
+        for message, content in wanted:
+            handles[message.id] = make_handle(message, _new_memory(f"xmig-{message.kind}", made))
+            filled.append((content, made[-1].fileno()))
         files = [_new_memory(f"xmig-snapshot{number}", made) for number in range(len(program.snapshots))]
-        contents = [*(memory.content for memory in program.memory), *program.snapshots]
-        for size in chunks.restore_all(zip(contents, (fd.fileno() for fd in made), strict=True), enough):
+        filled += zip(program.snapshots, (fd.fileno() for fd in files), strict=True)
+        for size in chunks.restore_all(filled, enough):
             done += size
             progress(done)
+        if shared is not None:
+            for content, fd in zip(program.snapshots, files, strict=True):
+                if content.bytes:
+                    file = rewritten(os.pread(fd.fileno(), content.bytes, 0), shared, program)
+                    write_all(fd.fileno(), file, 0)
+    except Unreadable as error:
+        close_all(made)
+        raise Damaged(f"the file of its snapshot is damaged: {error}") from None
     except BaseException:
         close_all(made)
         raise
+    finally:
+        close_all(fd for _, fd in slabs)
     return handles, (files[0], files[1])
 
 
-def restore_images(chunks: Chunks, program: Program, folder: Path) -> None:
+def shared_bytes(handles: Mapping[int, Handle]) -> int:
+    """What of them a checkpoint has, too."""
+    return sum(handle.size for handle in handles.values() if _message(handle.message).sealed)
+
+
+def restore_images(chunks: Chunks, checkpoint: str, program: Program, folder: Path) -> None:
     """For CRIU. Blocks. Raises Damaged, OSError."""
     with contextlib.ExitStack() as stack:
-        files = []
+        files, images = [], []
         for image in program.images:
+            if MEMORY_IMAGES.match(image.name) and chunks.link(checkpoint, image.content, folder / image.name):
+                continue
+            images.append(image)
             number = os.open(folder / image.name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             files.append(stack.enter_context(open(number, "wb")).fileno())
-        for _ in chunks.restore_all(zip((image.content for image in program.images), files, strict=True)):
+        for _ in chunks.restore_all(zip((image.content for image in images), files, strict=True)):
             pass
 
 
@@ -302,6 +363,11 @@ def _new_memory(name: str, made: list[Fd]) -> Fd:
 
 def _message(packed: bytes) -> m.MemoryAdd:
     return m.MemoryAdd.model_validate(json.loads(packed) | {"change": 0})
+
+
+def _own(message: m.MemoryAdd) -> m.MemoryAdd:
+    """Memory that a checkpoint has, too, is a slab. What is stored of it is not, nor what is made of that."""
+    return message.model_copy(update={"sealed": False})
 
 
 def let_go_on(pids: Iterable[int]) -> None:

@@ -17,14 +17,15 @@ from typing import Protocol
 
 from xmigd import __version__
 from xmigd.checkpoints import live
-from xmigd.checkpoints.apart import namespaces_of
+from xmigd.checkpoints.apart import mounts_of, namespaces_of
 from xmigd.checkpoints.content import Writing
 from xmigd.checkpoints.criu import Criu
-from xmigd.checkpoints.manifest import Connection, Manifest, Program
+from xmigd.checkpoints.lossy import check_named, described
+from xmigd.checkpoints.manifest import Connection, Lossy, Manifest, Program
 from xmigd.checkpoints.movable import leads, obstacles, processes_of
 from xmigd.checkpoints.outward import ends
 from xmigd.errors import Conflict, Forbidden, Unavailable
-from xmigd.host_memory import RESERVE, available_memory
+from xmigd.host_memory import RESERVE
 from xmigd.ipc import pidfd as pidfds
 from xmigd.migrations.plan import size
 from xmigd.native import Layout
@@ -53,14 +54,17 @@ class Making:
     not go on."""
 
     last = False
+    dump_bytes = 0  # that CRIU writes at most where the copies are made
     connections: tuple[Connection, ...] = ()  # with what others dump
+    keep_bits = 0  # of the mantissas of named optimizer state; 0: it is exact
+    lossy: Lossy | None = None
 
     def __init__(
         self, processes: Sequence[Process], root: int, *, criu: Criu, layout: Layout, stop: bool, groups: Groups
     ) -> None:
         self.processes = list(processes)
         self.root = root
-        self.namespaces = namespaces_of(root)
+        self.namespaces, self.mounts = namespaces_of(root), mounts_of(root)
         self.awake = [one for one in self.processes if one.state != "suspended"]
         self.pids: list[int] = []  # that the program consists of; they were stopped
         self.standstill_ms: float | None = None
@@ -78,18 +82,25 @@ class Making:
         for one in self.processes:
             if one.state == "suspended" and one.machine.where != "host":
                 raise Conflict("its state is in files", code="suspended", hint="resume it first")
+            if one.state == "suspended" and self.keep_bits:
+                raise Conflict("a checkpoint of a suspended process is exact", code="suspended",
+                               hint="resume it first, or make an exact one")  # fmt: skip
         for one in self.awake:
             if one.grouped and not set(self._groups.together(one)) <= set(self.awake):
                 raise Conflict("a rank shares communicators with processes of other jobs", code="several_processes")
         if not self.awake:
             return
         needed = sum(one.last_snapshot.live_bytes for one in self.awake if one.last_snapshot is not None)
-        room = available_memory() + self.awake[0].host_pool.ready
+        room = self.awake[0].host_pool.room()
         if room - RESERVE < needed:
             raise Conflict(
                 f"the host has {size(room)} of memory available, the copy of the content needs {size(needed)}",
                 code="pool_too_small", hint="suspend it, or make room",
             )  # fmt: skip
+
+    def room_for_copies(self) -> int:
+        """Bytes that they take at most in the folder of checkpoints."""
+        return sum(one.copying.room(one.copying.known) for one in self.awake)
 
     async def write_down(
         self, operation: Operation, writing: Writing, images: Path, report: Callable[[], Report]
@@ -110,11 +121,15 @@ class Making:
                         progressed.add(number, done)
 
                     await asyncio.to_thread(its.look_up)
-                    memory, snapshots = await asyncio.to_thread(live.store_memory, writing, its, storing)
+                    memory, snapshots = await asyncio.to_thread(live.store_memory, writing, its, program.uid, storing)
                     known.append(await asyncio.to_thread(its.known, memory, program.generation))
                     programs.append(program.model_copy(update={"memory": tuple(memory), "snapshots": snapshots}))
                 stored = await asyncio.to_thread(live.store_images, writing, images)
                 await asyncio.to_thread(writing.sync)
+                if self.keep_bits:
+                    stored_of = [one.memory for one in programs]
+                    copies = [(its.copy, of) for its, of in zip(held, stored_of, strict=True) if its.copy is not None]
+                    self.lossy = await asyncio.to_thread(described, self.keep_bits, copies, writing)
             if not all(writing.has(its.pieces.values()) for its in known if its is not None):
                 raise Conflict("a piece that the last checkpoint has, too, was found to be damaged", code="damaged",
                                hint="ask for it again: the next one stores everything")  # fmt: skip
@@ -145,13 +160,16 @@ class Making:
         with of_the_store("it cannot be held"):
             for one in self.processes:
                 held.append(live.hold(one, suspended=one not in self.awake))
-        copies, progressed = [], _Sum(report())
+        copies, progressed, beside = [], _Sum(report()), self.dump_bytes
         try:
             for number, one in enumerate(self.awake):
                 since = one.copying.known
                 if since is not None and not writing.has(since.pieces.values()):
                     since = None
-                copies.append(one.copying.begin(one.paused_snapshot, progressed.of(number), since=since))
+                copying = one.copying.begin(one.paused_snapshot, progressed.of(number), since=since, beside=beside,
+                                            keep_bits=self.keep_bits)  # fmt: skip
+                copies.append(copying)
+                beside += one.copying.room(since)
             found = await self._dump(operation, images)
             self._check_awake(generations)
             self._check_asleep(found)
@@ -166,6 +184,8 @@ class Making:
                 held[self.processes.index(one)].add(copy)
                 self.took["copy_ms"] = max(self.took.get("copy_ms", 0.0), copy.ms)
                 self.copied_bytes += copy.bytes
+            if self.keep_bits:
+                check_named(its.copy for its in held if its.copy is not None)
         finally:
             for copying in copies:
                 copying.cancel()
@@ -176,8 +196,9 @@ class Making:
         job = self.processes[0].job
         return Manifest(
             id=id, job=job.id, job_name=job.name, node=node, xmig_version=__version__, created_at=time.time(),
-            root=self.root, namespaces=self.namespaces, programs=tuple(programs), priority=job.priority,
-            memory_quota=job.memory_quota or 0,
+            root=self.root, namespaces=self.namespaces, mounts=self.mounts, programs=tuple(programs),
+            priority=job.priority, memory_quota=job.memory_quota or 0, sm_share=job.sm_share or 0,
+            lossy=self.lossy,
         )  # fmt: skip
 
     async def _pause(self) -> None:
@@ -215,7 +236,7 @@ class Making:
         operation.progress("dumping")
         self.pids, leader = processes_of(self.root), leads(self.root)
         began = time.monotonic()
-        await self._criu.dump(self.root, images, leader=leader, namespaces=self.namespaces)
+        await self._criu.dump(self.root, images, leader=leader, mounts=self.mounts)
         self.took["dump_ms"] = (time.monotonic() - began) * 1e3
         self.pids = processes_of(self.root)
         # Now they stand still. It was all looked at before, but they went on until here.

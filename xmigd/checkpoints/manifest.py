@@ -7,8 +7,9 @@ checkpoint). Nothing in here is to be believed before it was checked: a manifest
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from ipaddress import ip_address
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -16,15 +17,21 @@ Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Id = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 Text = Annotated[str, Field(max_length=4096)]
+Error = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 MOST_CONNECTIONS = 4096  # of a part: a message of peers has all of them
+MOST_MOUNTS = 4096
 
 
 class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Chunk(Strict):
-    """A piece of some content that is not all zeros."""
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A piece of some content that is not all zeros. There are tens of thousands: a model takes ten times as long to
+    make."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
     at: Count  # bytes from its beginning
     bytes: Annotated[int, Field(gt=0, le=1 << 30)]
@@ -119,6 +126,27 @@ class Program(Strict):
     files: tuple[OpenFile, ...]
 
 
+class Rounded(Strict):
+    """Numbers of one type, of all programs, that their frameworks have named. An error is the largest of any of them;
+    the relative one is against what the number was."""
+
+    type: Literal["float16", "bfloat16", "float32", "float64"]
+    ranges: Count
+    bytes: Count
+    changed: Count  # numbers that are not what they were
+    largest_relative: Error
+    largest_absolute: Error
+
+
+class Lossy(Strict):
+    """What is not as the programs had it."""
+
+    keep_bits: Annotated[int, Field(ge=1, le=51)]  # of mantissas, without the implicit one
+    rounded: tuple[Rounded, ...]
+    piece_bytes: Count  # of the pieces that have such numbers, which may have others
+    stored_bytes: Count | None  # that they take on the disk; None: they were in host memory only
+
+
 class Manifest(Strict):
     format: Literal[1] = 1
     id: Id
@@ -129,11 +157,14 @@ class Manifest(Strict):
     created_at: float  # seconds since 1970
     root: Annotated[int, Field(ge=0, lt=1 << 31)] = 0  # pid from which all descend; 0: of the first program
     namespaces: tuple[Literal["pid", "mnt", "net", "ipc", "uts"], ...] = ()  # that all have for themselves
+    mounts: Annotated[tuple[Text, ...], Field(max_length=MOST_MOUNTS)] = ()  # where they had those of the machine
     priority: Literal["critical", "normal", "best-effort"] = "normal"
     memory_quota: Annotated[int, Field(ge=0, lt=1 << 53)] = 0  # bytes of each device, for all programs; 0: all
+    sm_share: Annotated[int, Field(ge=0, le=100)] = 0  # percent of its device's multiprocessors; 0: all
     nodes: tuple[Annotated[str, Field(max_length=64)], ...] = ()  # on which its job had ranks; each has a part of it
     round: Count = 0  # of the group snapshot at which the ranks of all parts stand; 0: they are in no group
     connections: Annotated[tuple[Connection, ...], Field(max_length=MOST_CONNECTIONS)] = ()  # with other parts
+    lossy: Lossy | None = None  # None: all of it is as the programs had it
     programs: tuple[Program, ...]  # the first has what CRIU has written, and the open files, of all
 
 

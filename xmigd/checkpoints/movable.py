@@ -61,8 +61,10 @@ def as_dumped(pid: int, version: tuple[int, ...] = (4, 2)) -> Criu:
     options: set[Option] = {"tcp-established"}
     if not leads(pid):
         options.add("shell-job")
-    if namespaces_of(pid):
+    if namespaces := namespaces_of(pid):
         options.add("own-namespaces")
+        if "mnt" in namespaces:
+            options.add("link-remap")
     return Criu(version=version, options=frozenset(options))
 
 
@@ -371,11 +373,13 @@ class _Tree:
                     "keep the file, or raise CRIU's --ghost-limit",
                 )  # fmt: skip
         elif path.endswith(proc.DELETED) and not proc.is_there(path, at):
+            if self._has_mounts and os.path.dirname(path) == "/dev/shm" and "link-remap" in self.criu.options:
+                return  # it is dumped with that folder
             semaphore = os.path.basename(path).startswith("sem.")  # sem_open makes it so, and renames it
             yield self._unless(
                 "link-remap", "semaphore" if semaphore else "file", pid, name,
                 "it is a file that has another name now than when it was opened",
-                "use no named semaphores" if semaphore else "keep the file under its name",
+                "run it with xmigctl run --movable" if semaphore else "keep the file under its name",
             )  # fmt: skip
 
     # --- sockets -----------------------------------------------------------------------------------------------------

@@ -110,7 +110,7 @@ class CheckpointPolicies:
             check(0 if row is None else row["version"])
             repository.remove_policy(session, info.id)
 
-        await asyncio.wrap_future(self._writer.submit("checkpoint_policies.remove", write))
+        await self._writer.write("checkpoint_policies.remove", write)
         self._own.pop(info.id, None)
         self._is_new(info.id, caller.name)
 
@@ -121,12 +121,13 @@ class CheckpointPolicies:
             check(version)
             values = {
                 "job_id": job, "version": version + 1, "every_minutes": policy.every_minutes, "keep": policy.keep,
-                "before_drain": policy.before_drain, "updated_at": time.time(), "updated_by": by[:255],
+                "before_drain": policy.before_drain, "keep_bits": policy.keep_bits, "updated_at": time.time(),
+                "updated_by": by[:255],
             }  # fmt: skip
             repository.set_policy(session, values)
             return values
 
-        written = await asyncio.wrap_future(self._writer.submit("checkpoint_policies.set", write))
+        written = await self._writer.write("checkpoint_policies.set", write)
         self._own[job] = _own(written)
         self._is_new(job, by)
 
@@ -135,7 +136,8 @@ class CheckpointPolicies:
         self._not_before.pop(job, None)
         policy = self._of(job)
         data = {
-            "every_minutes": policy.every_minutes, "keep": policy.keep, "before_drain": policy.before_drain, "by": by,
+            "every_minutes": policy.every_minutes, "keep": policy.keep, "before_drain": policy.before_drain,
+            "keep_bits": policy.keep_bits, "by": by,
         }  # fmt: skip
         self._bus.publish("checkpoint.policy", "job", job, job, data)
         self._changed.set()
@@ -147,7 +149,8 @@ class CheckpointPolicies:
             due = (await self._due([job])).get(job)
         return CheckpointPolicyInfo(
             job_id=job, source="settings" if own is None else "job", version=0 if own is None else own.version,
-            every_minutes=policy.every_minutes, keep=policy.keep, before_drain=policy.before_drain, next_at=due,
+            every_minutes=policy.every_minutes, keep=policy.keep, before_drain=policy.before_drain,
+            keep_bits=policy.keep_bits, next_at=due,
             failures=0 if failures is None else failures.count,
             last_failure=None if failures is None else failures.why,
             updated_at=None if own is None else own.updated_at, updated_by=None if own is None else own.updated_by,
@@ -250,7 +253,9 @@ class CheckpointPolicies:
         intent = await self._audit.intent(XMIGD, action, detail={"why": why})
         outcome = "interrupted"
         try:
-            started = await self._checkpoints.create(process, stop=False, requestor=XMIGD.name, by_policy=True)
+            started = await self._checkpoints.create(
+                process, stop=False, requestor=XMIGD.name, by_policy=True, keep_bits=self._of(job).keep_bits
+            )
             result = await self._succeeded(started)
             outcome = "done"
         except XmigError as error:
@@ -339,5 +344,5 @@ def _reported(task: asyncio.Task[None]) -> None:
 
 
 def _own(row: dict[str, Any]) -> _Own:
-    policy = Policy(every_minutes=row["every_minutes"], keep=row["keep"], before_drain=row["before_drain"])
+    policy = Policy(**{name: row[name] for name in ("every_minutes", "keep", "before_drain", "keep_bits")})
     return _Own(policy, row["version"], row["updated_at"], row["updated_by"])

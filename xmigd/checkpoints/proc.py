@@ -145,6 +145,22 @@ def mounts(pid: int | Literal["self"]) -> set[int]:
         raise
 
 
+def mount_points(pid: int | Literal["self"]) -> dict[str, set[tuple[str, str]]]:
+    """Of each path where something is mounted, as a process sees it: what lies there, one upon the other, each as its
+    file system and the folder of that. Raises OSError."""
+    found: dict[str, set[tuple[str, str]]] = {}
+    with open(f"/proc/{pid}/mountinfo", "rb") as file:
+        for line in file:
+            _, _, device, folder, path, *_ = line.split()
+            name = _unescaped(path).decode(errors="replace")  # CRIU would be given no other than UTF-8
+            found.setdefault(name, set()).add((device.decode(), folder.decode(errors="replace")))
+    return found
+
+
+def _unescaped(path: bytes) -> bytes:
+    return path.decode("unicode_escape").encode("latin-1")  # \040 is a space
+
+
 def own_paths(pid: int) -> Iterable[str]:
     for name in ("cwd", "root", "exe"):
         with contextlib.suppress(*GONE):
@@ -196,8 +212,7 @@ def opens_by_handle(watch: dict[str, str]) -> bool:
         major, minor = words[2].split(b":")
         if (int(major) << 20) | int(minor) == device:
             with contextlib.suppress(OSError):
-                path = words[4].decode("unicode_escape").encode("latin-1")  # \040 is a space
-                folder = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
+                folder = os.open(_unescaped(words[4]), os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
                 try:
                     opened = library.open_by_handle_at(folder, packed, os.O_PATH | os.O_CLOEXEC)
                 finally:

@@ -21,10 +21,10 @@ def add(session: Session, values: dict[str, Any]) -> None:
 
 def page(
     session: Session, *, checkpoint: str | None = None, job: str | None = None, owner: int | None = None,
-    before: str | None = None, limit: int = 100,
+    before: str | None = None, limit: int = 100, whole: bool = True,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """The newest first. A part of one that is not whole is none."""
-    query = select(Checkpoint).where(Checkpoint.whole)
+    """The newest first. A part of one that is not `whole` is none; these are apart."""
+    query = select(Checkpoint).where(Checkpoint.whole.is_(whole))
     query = query.order_by(Checkpoint.created_at.desc(), Checkpoint.id).limit(limit)
     for column, value in ((Checkpoint.id, checkpoint), (Checkpoint.job_id, job), (Checkpoint.uid, owner)):
         if value is not None:

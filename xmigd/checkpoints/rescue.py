@@ -16,7 +16,8 @@ from xmigd.errors import Conflict, XmigError, as_problem
 from xmigd.events.bus import Bus
 from xmigd.operations.service import Operations
 from xmigd.process import events as e
-from xmigd.supervisor.process import Process, now
+from xmigd.supervisor.process import Process
+from xmigd.supervisor.state import now
 
 logger = log.get("rescue")
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol, cast
 
 from xmigd import log
 from xmigd.checkpoints import live, opened, own_files
-from xmigd.checkpoints.apart import outer_pid
+from xmigd.checkpoints.apart import check_mounts, outer_pid
 from xmigd.checkpoints.criu import LOCK
 from xmigd.checkpoints.making import of_the_store
 from xmigd.checkpoints.manifest import Manifest, OpenFile, Program
@@ -27,7 +27,7 @@ from xmigd.checkpoints.room import check_devices
 from xmigd.checkpoints.service import Checkpoints
 from xmigd.database.reader import Reader
 from xmigd.devices.names import as_one, devices_of, in_turn
-from xmigd.errors import Conflict, Forbidden, Invalid, NotFound, Unavailable, XmigError
+from xmigd.errors import Cancelled, Conflict, Forbidden, Invalid, NotFound, Unavailable, XmigError
 from xmigd.events.bus import Bus
 from xmigd.ids import new_id
 from xmigd.ipc import pidfd as pidfds
@@ -42,7 +42,7 @@ from xmigd.operations.operation import Operation
 from xmigd.operations.repository import OperationRow
 from xmigd.operations.service import Operations, Outcome, interrupted
 from xmigd.processes import repository as process_rows
-from xmigd.published import Published, close, listen, pass_on
+from xmigd.published import Published, check_network, close, listen, pass_on
 from xmigd.records import JobRow, Priority, ProcessRow
 from xmigd.security.callers import Caller
 from xmigd.subscribers import Subscribers
@@ -138,6 +138,7 @@ class Restoring:
         check_devices(manifest.programs, places, await self._places.known())
         files = manifest.programs[0].files
         await asyncio.to_thread(live.check_files, files, copied=own_files)
+        await asyncio.to_thread(check_mounts, manifest.mounts)
         if not own_files:
             await self._check_unused(files)
         return places
@@ -193,6 +194,29 @@ class Restoring:
         """Restore it. `keep` is called when everything is there and the program is still stopped; then it stays so. If
         that raises, nothing is left of it. `asleep`: its processes are suspended, and stay so. `nodes`: on which its
         job has ranks; `before` is called before they are resumed. Raises Conflict, Damaged, Unavailable."""
+        make = partial(
+            self._make, operation, manifest, devices, requestor, published=published, copied=copied, keep=keep,
+            asleep=asleep, nodes=nodes, before=before,
+        )  # fmt: skip
+        try:
+            return await make()
+        except Cancelled:
+            raise
+        except XmigError as error:
+            # What servers are given of host memory, only they compare: to do it before would take longer than the rest.
+            owners = [program.uid for program in manifest.programs]
+            with of_the_store("host memory cannot be read"):
+                on_disk = await asyncio.to_thread(self._chunks.without_damaged, manifest.id, owners)
+            if not on_disk or nodes is not None:  # ranks of other nodes have been refused with it
+                raise
+            logger.warning("a checkpoint is restored from the disk", checkpoint=manifest.id[:12], why=error.message)
+        return await make()
+
+    async def _make(
+        self, operation: Operation, manifest: Manifest, devices: Sequence[str], requestor: str, *,
+        published: Sequence[Published], copied: bool, keep: Keep | None, asleep: bool, nodes: str | None,
+        before: Keep | None,
+    ) -> dict[str, Any]:  # fmt: skip
         assert operation.row.owner is not None
         copies: dict[str, str] = {}
         began, programs = time.monotonic(), manifest.programs
@@ -201,24 +225,29 @@ class Restoring:
         made: list[Process] = []
         enough = threading.Event()
         # Beside CRIU's work, and not longer than that makes sense.
-        reading = asyncio.ensure_future(self._read(programs, contents, operation.reporter(), enough))
+        reading = asyncio.ensure_future(self._read(manifest, contents, operation.reporter(), enough))
         try:
-            with self._working.images(operation) as images:
+            place = self._chunks.memory.place_for(sum(image.content.bytes for image in programs[0].images))
+            with self._working.images(operation, place) as images:
                 with of_the_store("its images cannot be written"):
-                    await asyncio.to_thread(live.restore_images, self._chunks, programs[0], images)
+                    await asyncio.to_thread(live.restore_images, self._chunks, manifest.id, programs[0], images)
                     await asyncio.to_thread(leave_parent, images, _root_of(manifest))
                 if copied:
                     copies = await asyncio.to_thread(_copy, programs[0], operation, images)
                     await asyncio.to_thread(own_files.use, images, copies)
                 names = await asyncio.to_thread(opened.check_names, images)
-                leader, namespaces = programs[0].leader, manifest.namespaces
-                restoring = asyncio.ensure_future(self._criu.restore(images, leader=leader, namespaces=namespaces))
+                restoring = asyncio.ensure_future(
+                    self._criu.restore(
+                        images, leader=programs[0].leader, namespaces=manifest.namespaces, mounts=manifest.mounts
+                    )
+                )
                 try:
                     await asyncio.wait([reading, restoring], return_when=asyncio.FIRST_COMPLETED)
                     if restoring.done():
                         restoring.result()  # it may have failed
                     await asyncio.shield(reading)
                     read = time.monotonic()
+                    shared = sum(live.shared_bytes(handles) for handles, _ in contents)
                     operation.point_of_no_return("the program is being restored")
                     operation.progress("restoring")
                 except asyncio.CancelledError:  # this daemon leaves, and CRIU goes on
@@ -248,7 +277,9 @@ class Restoring:
                     if asleep:
                         await self._until_kept(made)
                     else:
-                        await self._operations.carried_out(self._moves.resume(made, [], requestor=requestor))
+                        await self._operations.carried_out(
+                            self._moves.resume(made, [], requestor=requestor, joins=nodes is not None)
+                        )
                     if keep is not None:
                         await keep(made, root)
                 except Exception:
@@ -269,19 +300,23 @@ class Restoring:
                 close_all([*snapshots, *(handle.fd for handle in handles.values())])
         self.restored((manifest.job, job.id))
         logger.info("a checkpoint is restored", checkpoint=manifest.id[:12], job=job.id[:12], pid=root)
+        lossy = None if manifest.lossy is None else manifest.lossy.model_dump(mode="json")
+        if lossy is not None:
+            logger.warning("what is restored is not exact", job=job.id[:12], keep_bits=lossy["keep_bits"])
         return _as_restored(manifest.id, [one.row for one in made]) | {
             "root": root, "files": copies, "ms": (time.monotonic() - began) * 1e3, "criu_ms": (restored - began) * 1e3,
-            "read_ms": (read - began) * 1e3,
+            "read_ms": (read - began) * 1e3, "shared_bytes": shared, "lossy": lossy,
         }  # fmt: skip
 
     async def _read(
-        self, programs: Sequence[Program], contents: list[tuple[dict[int, Handle], tuple[Fd, Fd]]],
+        self, manifest: Manifest, contents: list[tuple[dict[int, Handle], tuple[Fd, Fd]]],
         report: Callable[[int], None], enough: threading.Event,
     ) -> None:  # fmt: skip
         """The memory of all, appended as it is there. Raises Damaged, Unavailable, NotWanted."""
         with of_the_store("its memory cannot be made"):
-            for program in programs:
-                contents.append(await asyncio.to_thread(live.restore_memory, self._chunks, program, report, enough))
+            for program in manifest.programs:
+                read = partial(live.restore_memory, self._chunks, manifest.id, program, report, enough)
+                contents.append(await asyncio.to_thread(read))
 
     @staticmethod
     async def _until_kept(made: Sequence[Process]) -> None:
@@ -295,8 +330,7 @@ class Restoring:
     @staticmethod
     def _published(manifest: Manifest, texts: Sequence[str]) -> list[Published]:
         """Raises Invalid, Conflict."""
-        if texts and "net" not in manifest.namespaces:
-            raise Invalid("the program has no network of its own: its ports are the machine's")
+        check_network(texts, manifest.namespaces)
         return listen(texts, uid=manifest.programs[0].uid)
 
     @staticmethod
@@ -337,6 +371,7 @@ class Restoring:
         job, _ = new_job(
             name=manifest.job_name, command=command, uid=uid, device=device, registered=True, runner=runner,
             restored_from=manifest.job, priority=priority, memory_quota=manifest.memory_quota or None, nodes=nodes,
+            sm_share=manifest.sm_share or None,
         )  # fmt: skip
         return job
 

@@ -12,6 +12,7 @@ class Policy:
     every_minutes: float | None  # None: none by the clock
     keep: int
     before_drain: bool
+    keep_bits: int | None = None  # None: they are exact
 
     @property
     def every(self) -> float | None:

@@ -6,10 +6,18 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from xmigd.published import MOST_PORTS
 from xmigd.schemas import Answer
 
 DeviceName = Annotated[str, Field(max_length=64)]
 NodeName = Annotated[str, Field(pattern=r"^[a-z0-9.-]{1,64}$")]
+
+
+KeepBits = Annotated[int, Field(ge=1, le=51)]
+KEEP_BITS = (
+    "lossy: of the mantissas of the optimizer state that the programs have named, without the implicit bit; null: the "
+    "checkpoint is exact"
+)
 
 
 class CheckpointRequest(BaseModel):
@@ -18,6 +26,7 @@ class CheckpointRequest(BaseModel):
     process: Annotated[str, Field(max_length=64)] | None = None
     job: Annotated[str, Field(max_length=64)] | None = Field(default=None, description="instead of its one process")
     stop: bool = Field(default=False, description="end the program where it was written down")
+    keep_bits: KeepBits | None = Field(default=None, description=KEEP_BITS)
 
     @model_validator(mode="after")
     def _one(self) -> Self:
@@ -36,7 +45,7 @@ class RestoreRequest(BaseModel):
         default=False,
         description="copy the files that the program writes to, beside themselves; what is restored has the copies",
     )
-    publish: Annotated[list[Annotated[str, Field(max_length=64)]], Field(max_length=32)] = Field(
+    publish: Annotated[list[Annotated[str, Field(max_length=64)]], Field(max_length=MOST_PORTS)] = Field(
         default=[],
         description="ports of its private network to be reached from outside: PORT, PORT:INNER or ADDRESS:PORT:INNER",
     )
@@ -78,6 +87,24 @@ class ImportRequest(BaseModel):
     ]
 
 
+class RoundedInfo(Answer):
+    type: Literal["float16", "bfloat16", "float32", "float64"]
+    ranges: int = Field(description="of device memory that were named")
+    bytes: int = Field(description="of them")
+    changed: int = Field(description="numbers that are not what they were")
+    largest_relative: float = Field(description="error of one of these, against what it was")
+    largest_absolute: float = Field(description="error of one of these")
+
+
+class LossyInfo(Answer):
+    keep_bits: int = Field(description="of mantissas, without the implicit bit")
+    rounded: list[RoundedInfo] = Field(description="the numbers of each type")
+    piece_bytes: int = Field(description="of the pieces of content that have such numbers, and may have others")
+    stored_bytes: int | None = Field(
+        description="that these pieces take on the disk; null: not known, they were in host memory only"
+    )
+
+
 class CheckpointInfo(Answer):
     id: str
     job_id: str = Field(description="of the job that it was made of, which may be over")
@@ -98,6 +125,9 @@ class CheckpointInfo(Answer):
     created_at: float
     by_policy: bool = Field(description="it was made without a request, and is removed when newer ones are enough")
     mirrored: bool = Field(description="all of it is where the setting `checkpoint_mirror` says, too")
+    lossy: LossyInfo | None = Field(
+        description="what of it is not as the programs had it; null: nothing, the checkpoint is exact"
+    )
     places: list[Literal["memory", "disk", "mirror"]] = Field(
         description="where all of it is; a restoration takes it from the first of these. Host memory does not outlive "
         "the machine. None: it is lost"
@@ -114,6 +144,7 @@ class PolicyRequest(BaseModel):
         default=3, description="of those that were made without a request: the newest so many"
     )
     before_drain: bool = Field(default=False, description="make one before the job is moved off a device by a drain")
+    keep_bits: KeepBits | None = Field(default=None, description=KEEP_BITS)
 
 
 class CheckpointPolicyInfo(Answer):
@@ -123,6 +154,7 @@ class CheckpointPolicyInfo(Answer):
     every_minutes: float | None = Field(description="between two checkpoints; null: none by the clock")
     keep: int = Field(description="of those that were made without a request: the newest so many")
     before_drain: bool = Field(description="one is made before the job is moved off a device by a drain")
+    keep_bits: int | None = Field(description=KEEP_BITS)
     next_at: float | None = Field(description="when the next one is due; null: none is, or the job is over")
     failures: int = Field(description="in a row, since the daemon's start")
     last_failure: str | None = Field(description="why the last one failed; null: it did not")

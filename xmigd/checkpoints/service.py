@@ -32,7 +32,7 @@ from xmigd.checkpoints.movable import processes_of
 from xmigd.checkpoints.outward import ends, outward
 from xmigd.checkpoints.part import InDoubt, MakingPart, Part
 from xmigd.checkpoints.pids import end, kill, tree
-from xmigd.checkpoints.room import Room
+from xmigd.checkpoints.room import Room, program_bytes
 from xmigd.checkpoints.schemas import CheckpointInfo
 from xmigd.checkpoints.settling import Settling
 from xmigd.checkpoints.several import root_of, whole_root
@@ -82,6 +82,10 @@ class Across(Protocol):
 
     def removed(self, nodes: Sequence[str]) -> None:
         """These are to remove their parts of something."""
+
+    async def discard(self, part: str, nodes: Sequence[str]) -> None:
+        """Of one about which another node decides that is gone for good. Raises Conflict: it is not, or something
+        waits for it; Unavailable."""
 
     async def verify(self, checkpoint: str, nodes: Sequence[str]) -> None:
         """The parts of the others. Raises Conflict: one is damaged; Unavailable: one did not answer."""
@@ -135,13 +139,18 @@ class Checkpoints:
         return found[0]
 
     async def create(
-        self, process: Process, *, stop: bool, requestor: str, by_policy: bool = False, last: bool = False
+        self, process: Process, *, stop: bool, requestor: str, by_policy: bool = False, last: bool = False,
+        keep_bits: int | None = None,
     ) -> OperationRow:  # fmt: skip
-        """`last`: of one that is being lost, whose server stands at its last snapshot. Raises Conflict,
-        Unavailable: it cannot be made."""
+        """`last`: of one that is being lost, whose server stands at its last snapshot. `keep_bits`: of the mantissas of
+        the optimizer state that its programs have named; None: it is exact. Raises Conflict, Unavailable: it cannot be
+        made."""
         if process.job.nodes is not None and not last:
+            if keep_bits is not None:
+                raise Conflict("a checkpoint of a job that has ranks on several nodes is exact", code="several_nodes",
+                               hint="make one without keep_bits")  # fmt: skip
             return await self.across.create(process, stop=stop, requestor=requestor, by_policy=by_policy)
-        making = await self.prepared(process, stop=stop, last=last)
+        making = await self.prepared(process, stop=stop, last=last, keep_bits=keep_bits or 0)
         id = new_id()
 
         async def work(operation: Operation) -> dict[str, Any]:
@@ -175,7 +184,9 @@ class Checkpoints:
         else:
             await self.prepared(process, stop=True)
 
-    async def prepared(self, process: Process, *, stop: bool, last: bool = False, part: Part | None = None) -> Making:
+    async def prepared(
+        self, process: Process, *, stop: bool, last: bool = False, part: Part | None = None, keep_bits: int = 0
+    ) -> Making:
         """`part`: of a job with ranks on several nodes. Raises Conflict, Unavailable: it cannot be made."""
         await self.criu.check()
         if process.job.nodes is not None and part is None:
@@ -192,6 +203,7 @@ class Checkpoints:
             )  # fmt: skip
         else:
             making = self.making(process, stop=stop, part=part)
+        making.keep_bits = keep_bits
         making.check_room()
         await self.check_movable(process, making.root, apart=part is not None)
         earlier = await asyncio.to_thread(self.page, job=process.job.id)
@@ -304,6 +316,18 @@ class Checkpoints:
         await self.remove_here(info.id, others)
         self.across.removed(others)
 
+    async def discard(self, caller: Caller, part: str) -> None:
+        """A part that is in doubt, and whose leader is gone for good. Raises NotFound, Conflict, Unavailable."""
+        found = await asyncio.to_thread(lambda: self.page(checkpoint=part, whole=False))
+        if not found:
+            raise NotFound(
+                f"there is no part in doubt of a checkpoint {part[:64]!r}", hint="xmigctl checkpoint list --in-doubt"
+            )
+        await self.across.discard(part, found[0].nodes)
+        logger.warning(
+            "a part in doubt is discarded", checkpoint=part[:12], nodes=",".join(found[0].nodes), requestor=caller.name
+        )
+
     async def remove_here(self, checkpoint: str, elsewhere: Sequence[str] = ()) -> None:
         """`elsewhere`: nodes that are to remove their parts of it, too. Raises Unavailable."""
         mirrored = self._mirroring is not None
@@ -327,8 +351,12 @@ class Checkpoints:
         with contextlib.ExitStack() as stack:
             with of_the_store("it cannot be stored"):
                 # One whose program ends here has to outlive the machine, too.
-                writing = stack.enter_context(self.chunks.writing(in_memory=True, durable=making.stop or making.last))
-            images = stack.enter_context(self.working.images(operation))
+                owner, durable = process.row.uid, making.stop or making.last
+                writing = stack.enter_context(self.chunks.writing(owner=owner, durable=durable))
+            dump_bytes = program_bytes(making.root)
+            place = self.chunks.memory.place_for(dump_bytes, beside=making.room_for_copies())
+            making.dump_bytes = 0 if place is None else dump_bytes
+            images = stack.enter_context(self.working.images(operation, place))
             operation.check_cancelled(process.moving.place)
             try:
                 programs = await making.write_down(operation, writing, images, operation.reporter)
@@ -342,9 +370,9 @@ class Checkpoints:
                 whole = not manifest.nodes
                 await self._list(manifest, process.job.uid, process.row.command, device, result, whole=whole)
                 await making.kept(operation)
-            except InDoubt:  # its programs have ended; what has started them still stands, and would for ever
-                if making.stop and pidfds.same_process(making.root, operation.request["root_start"]):
-                    await end(tree(making.root))
+            except InDoubt:
+                if making.stop:
+                    await self._end_launcher(operation)
                 raise
             except Exception:
                 self._path(id).unlink(missing_ok=True)
@@ -352,7 +380,15 @@ class Checkpoints:
                 raise
             if making.stop:
                 await self._end(making.processes, making.pids)
-        return result | making.took | {"copied_bytes": making.copied_bytes}
+        lossy = None if making.lossy is None else making.lossy.model_dump(mode="json")
+        return result | making.took | {"copied_bytes": making.copied_bytes, "lossy": lossy}
+
+    @staticmethod
+    async def _end_launcher(operation: Operation) -> None:
+        """Its programs have ended; what has started them still stands, and would for ever."""
+        root, start = operation.request["root"], operation.request["root_start"]
+        if pidfds.same_process(root, start):
+            await end(tree(root))
 
     @staticmethod
     async def _end(processes: Sequence[Process], pids: Sequence[int]) -> None:
@@ -386,6 +422,7 @@ class Checkpoints:
             "device": device, "programs": len(manifest.programs),
             "manifest": hashlib.sha256(document).hexdigest(), "created_at": manifest.created_at,
             "nodes": ",".join(manifest.nodes) or None, "whole": whole,
+            "lossy": None if manifest.lossy is None else manifest.lossy.model_dump(mode="json"),
         }  # fmt: skip
         await self._write("checkpoints.add", lambda session: repository.add(session, values))
         self._settling.wake()
@@ -409,6 +446,7 @@ class Checkpoints:
             try:
                 ends = await self.across.resolve_create(operation)
             except InDoubt as error:
+                await self._end_launcher(operation)
                 return Outcome(state="failed", error=error)
         elif not await asyncio.to_thread(self.page, checkpoint=checkpoint):
             await asyncio.to_thread(self.forget, checkpoint)
@@ -565,4 +603,4 @@ class Checkpoints:
 
     async def _write(self, name: Write, work: Callable[[Session], Any]) -> None:
         """Raises Unavailable."""
-        await asyncio.wrap_future(self._writer.submit(name, work))
+        await self._writer.write(name, work)

@@ -33,9 +33,8 @@ from xmigd.checkpoints.schemas import CheckpointInfo
 from xmigd.checkpoints.service import CREATE, Checkpoints
 from xmigd.database.reader import Reader
 from xmigd.devices.names import as_one
-from xmigd.errors import Conflict, Forbidden, Invalid, NotFound, ProtocolError, Unavailable, XmigError
+from xmigd.errors import Conflict, Forbidden, Invalid, NotFound, NotReady, ProtocolError, Unavailable, XmigError
 from xmigd.ids import new_id
-from xmigd.ipc import pidfd as pidfds
 from xmigd.operations.operation import Operation
 from xmigd.operations.repository import OperationRow
 from xmigd.operations.service import Operations
@@ -210,6 +209,11 @@ class Sets:
             f"whole: this node's part of {id[:12]} is kept until it does", code="in_doubt", hint=f"bring {leader} back",
         )  # fmt: skip
         await _while_there(answer, lambda: runs() or self._links.connected(leader), why)
+
+    def _live(self, processes: Sequence[str]) -> bool:
+        """Any of them, of an earlier daemon: as far as is known, where their servers have not announced themselves."""
+        here, expected = self._supervisor.processes, self._supervisor.expected
+        return any(one in expected or (one in here and here[one].state not in OVER) for one in processes)
 
     def _runs(self, job: str) -> bool:
         return any(one.job.id == job and one.state not in OVER for one in self._supervisor.processes.values())
@@ -426,8 +430,8 @@ class Sets:
         if leader == self._links.node or not stored:
             await self._checkpoints.forget_part(checkpoint)
         elif stop:
-            root, start = operation.request["root"], operation.request["root_start"]
-            whole = await self._decided(leader, checkpoint, "checkpoint", lambda: pidfds.same_process(root, start))
+            programs = operation.request["processes"]  # not what has started them, which stands still with them
+            whole = await self._decided(leader, checkpoint, "checkpoint", lambda: self._live(programs))
             await self._settle(leader, checkpoint, whole=whole)
         return stop and bool(await self._found(checkpoint))
 
@@ -503,6 +507,23 @@ class Sets:
     def _parts(self) -> list[tuple[str, list[str]]]:
         with self._reader.session() as session:
             return repository.parts(session)
+
+    async def discard(self, part: str, nodes: Sequence[str]) -> None:
+        """The leader will never say whether the checkpoint is whole. If it is, its other parts are worth nothing
+        without this one. Raises Conflict: it is in reach, or an operation of this node waits for it; NotReady: this
+        daemon does not know that yet; Unavailable."""
+        if self._links.connected(nodes[0]):
+            raise Conflict(
+                f"{nodes[0]}, which decides about the checkpoint, is in reach", code="other_node_leads",
+                hint=f"its answer is on its way; if it is whole, remove it on {nodes[0]}",
+            )  # fmt: skip
+        if not self._links.tried(nodes[0]):
+            raise NotReady(f"whether {nodes[0]}, which decides about the checkpoint, is in reach is not known yet",
+                           hint="ask again in a few seconds")  # fmt: skip
+        # What an earlier daemon has begun is active before it waits.
+        if part in self._exchanges or any(row.request.get("checkpoint") == part for row in self._operations.active()):
+            raise Conflict("the job still waits for it", code="operation_under_way", hint="xmigctl stop the job first")
+        await self._checkpoints.forget_part(part)
 
     async def _ask_about_parts(self, peer: str) -> None:
         for id, nodes in await asyncio.to_thread(self._parts):

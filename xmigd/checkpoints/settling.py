@@ -18,11 +18,23 @@ from xmigd.checkpoints.manifest import Manifest
 from xmigd.database.reader import Reader
 from xmigd.database.writer import Writer
 from xmigd.events.bus import Bus, EventType
-from xmigd.store.objects import Damaged
+from xmigd.store.objects import TEMPORARY, Damaged, private_folder
 
 logger = log.get("settling")
 
+MEMORY = "memory"  # in the folder of checkpoints: a link to their folder in host memory
 LONGEST_RETRY = 10.0  # seconds after a failure
+
+
+def _remember(link: Path, folder: Path | None) -> None:
+    """For a daemon with another setting."""
+    if folder is None or (link.is_symlink() and link.readlink() == folder):
+        return
+    private_folder(link.parent)
+    new = link.with_suffix(TEMPORARY)
+    new.unlink(missing_ok=True)
+    new.symlink_to(folder)
+    new.rename(link)
 
 
 class Settling(Behind):
@@ -36,7 +48,7 @@ class Settling(Behind):
         self._reader = reader
         self._bus = bus
         self._loop = asyncio.get_running_loop()
-        super().__init__("settling", longest_retry=LONGEST_RETRY, every=None, logger=logger)
+        super().__init__("settling", longest_retry=LONGEST_RETRY, every=chunks.memory.period, logger=logger)
         self._lost: set[str] = set()  # was reported
 
     def open(self) -> None:
@@ -44,10 +56,13 @@ class Settling(Behind):
         with self._reader.session() as session:
             listed = {id for id, _ in repository.every(session)}
             waiting = {id for id, _, _ in repository.unsettled(session)}
+        memory, link = self._chunks.memory, self._folder / MEMORY
         try:
-            self._chunks.memory.open({id: id not in waiting for id in listed})
+            memory.open({id: id not in waiting for id in listed}, link.readlink() if link.is_symlink() else None)
         except OSError as error:
             logger.error("checkpoints are not kept in host memory", folder=error.filename, why=error.strerror)
+        else:
+            _remember(link, memory.folder.absolute() if memory.folder.is_dir() else None)
 
     # --- in its thread ------------------------------------------------------------------------------------------------
 
@@ -58,6 +73,7 @@ class Settling(Behind):
 
     def _look(self) -> None:
         """Raises OSError: the disk is full."""
+        self._chunks.memory.relieve()
         with self._reader.session() as session:
             waiting = repository.unsettled(session)
         for checkpoint, expected, owner in waiting:
@@ -74,10 +90,8 @@ class Settling(Behind):
     def _settle(self, checkpoint: str, expected: str, owner: int) -> None:
         manifest = Manifest.model_validate_json(repository.document(self._folder, checkpoint, expected))
         with self._chunks.writing() as writing:
-            for name, size in pieces_of(manifest).items():
-                if self._stopping.is_set():
-                    return
-                writing.settle(name, size)
+            if not writing.settle_all(pieces_of(manifest), self._stopping.is_set):
+                return
             writing.sync()
             stored = writing.stored_bytes
             self._writer.submit(

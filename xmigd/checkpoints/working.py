@@ -24,11 +24,16 @@ class Working:
         return self._folder / f"criu-{operation.id}"
 
     @contextlib.contextmanager
-    def images(self, operation: Operation) -> Iterator[Path]:
-        """Raises Unavailable: there is no room for it."""
+    def images(self, operation: Operation, place: Path | None = None) -> Iterator[Path]:
+        """`place`: a folder of a tmpfs, in which its content is. Raises Unavailable: there is no room for it."""
         folder = self.folder(operation)
         with of_the_store("there is no folder for CRIU"):
-            private_folder(folder)
+            if place is None:
+                private_folder(folder)
+            else:  # which the next daemon finds, whatever its settings are
+                private_folder(folder.parent)
+                folder.symlink_to(place.absolute() / folder.name)
+                folder.readlink().mkdir(mode=0o700)
         try:
             yield folder
         except asyncio.CancelledError:  # this daemon leaves, and CRIU goes on
@@ -40,7 +45,12 @@ class Working:
 
     def forget(self, operation: Operation) -> None:
         """Blocks."""
-        shutil.rmtree(self.folder(operation), ignore_errors=True)
+        folder = self.folder(operation)
+        if folder.is_symlink():
+            shutil.rmtree(folder.readlink(), ignore_errors=True)
+            folder.unlink()
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
 
     async def left(self, operation: Operation) -> int | None:
         """The pid of what the CRIU of an earlier daemon has restored, once that CRIU has ended."""

@@ -35,7 +35,9 @@ Network = Literal["private", "host"]
 
 NEWNS, NEWUTS, NEWIPC, NEWPID, NEWNET = 0x0002_0000, 0x0400_0000, 0x0800_0000, 0x2000_0000, 0x4000_0000
 NOSUID, NODEV, NOEXEC, REC, PRIVATE = 0x2, 0x4, 0x8, 0x4000, 0x4_0000
-SIOCSIFFLAGS, IFF_UP = 0x8914, 0x1
+SIOCGIFCONF, SIOCSIFFLAGS, SIOCSIFADDR, SIOCSIFNETMASK, IFF_UP = 0x8912, 0x8914, 0x8916, 0x891C, 0x1
+IFREQ = struct.Struct("16sHxx4s16x")  # name, family, address of IPv4
+MOST_INTERFACES = 1024
 BPF_LOAD, BPF_JUMP_EQUAL, BPF_RETURN = 0x20, 0x15, 0x06
 PR_SET_SECCOMP, SECCOMP_MODE_FILTER, SECCOMP_ALLOW, SECCOMP_ERRNO = 22, 2, 0x7FFF_0000, 0x5_0000
 IO_URING_SETUP = 425
@@ -120,15 +122,32 @@ def run_apart(
 
 def _enter(network: Network) -> None:
     """The namespaces, in the first process of the new pid namespace. Raises OSError."""
-    size = os.statvfs(SHM)
+    size, addresses = os.statvfs(SHM), _addresses()
     _called(_libc().unshare(NEWNS | NEWIPC | NEWUTS | (NEWNET if network == "private" else 0)))
     _mount("none", "/", "", REC | PRIVATE)
     _leave_mounts()
+    for path in ("/proc", SHM):  # nothing of the machine's lies under its own
+        while _libc().umount2(path.encode(), DETACH) == 0:
+            pass
     _mount("proc", "/proc", "proc", NOSUID | NODEV | NOEXEC)
     _mount("tmpfs", SHM, "tmpfs", NOSUID | NODEV, f"mode=1777,size={size.f_blocks * size.f_frsize}")
     if network == "private":
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
             fcntl.ioctl(sock, SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", IFF_UP))
+            for number, address in enumerate(addresses):
+                alias = b"lo:%d" % number
+                fcntl.ioctl(sock, SIOCSIFADDR, struct.pack("16sHH4s8x", alias, socket.AF_INET, 0, address))
+                fcntl.ioctl(sock, SIOCSIFNETMASK, struct.pack("16sHH4s8x", alias, socket.AF_INET, 0, b"\xff" * 4))
+
+
+def _addresses() -> list[bytes]:
+    """This machine's, of IPv4. The program's loopback device gets them: launchers connect their processes by the name
+    of the host, which leads to one of these. They go with the program, whatever the addresses of other nodes are."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        buffer = ctypes.create_string_buffer(MOST_INTERFACES * IFREQ.size)
+        listed = fcntl.ioctl(sock, SIOCGIFCONF, struct.pack("iP", len(buffer), ctypes.addressof(buffer)))
+    found = (address for _, _, address in IFREQ.iter_unpack(buffer.raw[: struct.unpack_from("i", listed)[0]]))
+    return [address for address in dict.fromkeys(found) if address[0] != 127]
 
 
 def _close_io_uring() -> None:

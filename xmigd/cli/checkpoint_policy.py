@@ -32,8 +32,15 @@ def set_policy(
         bool | None,
         typer.Option("--before-drain/--no-before-drain", help="make one before a drain moves the job off its device"),
     ] = None,
+    lossy: Annotated[
+        int | None,
+        typer.Option(
+            "--lossy", min=0, max=51, metavar="BITS",
+            help="round named optimizer state to so many bits of mantissa (checkpoint create); 0: all of it is exact",
+        ),
+    ] = None,
     output: OutputOption = Output.table,
-) -> None:
+) -> None:  # fmt: skip
     """Give a job a policy of its own. What is not named stays as it is."""
     client = connect()
     path = _path(find_job(client, job))
@@ -43,6 +50,9 @@ def set_policy(
         body["every_minutes"] = every or None
     body |= {"keep": body["keep"] if keep is None else keep}
     body |= {"before_drain": body["before_drain"] if before_drain is None else before_drain}
+    bits = now.get("keep_bits") if lossy is None else lossy or None
+    if bits is not None or "keep_bits" in now:  # daemons of earlier versions do not know it
+        body["keep_bits"] = bits
     row = client.put(path, body, tag)
     if output is Output.json:
         show_json(row)
@@ -71,6 +81,8 @@ def sentence(row: dict[str, Any]) -> str:
     if row["before_drain"]:
         parts.append("one before a drain")
     kept = f"; the newest {row['keep']} are kept" if parts else ""
+    if parts and row.get("keep_bits"):
+        kept += f"; optimizer state has {row['keep_bits']} bits of mantissas"
     return (" and ".join(parts) or "no checkpoints without a request") + kept
 
 

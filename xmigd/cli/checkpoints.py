@@ -1,4 +1,4 @@
-"""Jobs' whole states, kept apart from the jobs: checkpoint create, list, show, verify, rm; restore."""
+"""Jobs' whole states, kept apart from the jobs: checkpoint create, list, show, verify, rm, discard; restore."""
 
 from __future__ import annotations
 
@@ -50,15 +50,25 @@ def register(app: typer.Typer) -> None:
 def create(
     process: ProcessOrJobArgument,
     stop: Annotated[bool, typer.Option("--stop", help="end the program where it was written down")] = False,
+    lossy: Annotated[
+        int | None,
+        typer.Option(
+            "--lossy", min=1, max=51, metavar="BITS",
+            help="round the optimizer state that its programs have named (run --lossy-optimizer-state) to so many bits "
+            "of mantissa; default: all of it is exact",
+        ),
+    ] = None,
     wait: WaitOption = True,
     on_interrupt: OnInterruptOption = OnInterrupt.cancel,
     output: OutputOption = Output.table,
-) -> None:
+) -> None:  # fmt: skip
     """Write down all that a job is: device memory, the program, the positions in its files. It stands still meanwhile,
     and goes on."""
     client = connect()
     _, found = find_processes(client, process)
-    body = {"job": found[0]["job_id"], "stop": stop}
+    body: dict[str, Any] = {"job": found[0]["job_id"], "stop": stop}
+    if lossy is not None:  # daemons of earlier versions do not know it
+        body["keep_bits"] = lossy
     operation = carry_out(client, "/v1/checkpoints", body, wait=wait, output=output, on_interrupt=on_interrupt)
     if operation is not None and output is not Output.json:
         result = operation["result"]
@@ -69,14 +79,27 @@ def create(
             f"checkpoint [bold]{result['checkpoint']}[/bold]: {size(result['content_bytes'])}, "
             f"{size(result['stored_bytes'])} on disk{took}"
         )
+        if result.get("lossy"):
+            console.print(f"not exact: {rounding(result['lossy'])}")
         console.print(f"[dim]xmigctl restore {result['checkpoint'][:12]}[/dim]")
 
 
 @group.command("list")
-def list_checkpoints(job: JobOption = None, limit: LimitOption = 50, output: OutputOption = Output.table) -> None:
+def list_checkpoints(
+    job: JobOption = None,
+    in_doubt: Annotated[
+        bool,
+        typer.Option(
+            "--in-doubt", help="instead: parts of this node of which only the job's first node knows what they are"
+        ),
+    ] = False,
+    limit: LimitOption = 50,
+    output: OutputOption = Output.table,
+) -> None:
     """Checkpoints, newest first."""
     client = connect()
-    rows = client.get("/v1/checkpoints", job=find_job(client, job) if job else None, limit=limit)
+    of_job = find_job(client, job) if job else None
+    rows = client.get("/v1/checkpoints", job=of_job, limit=limit, in_doubt="true" if in_doubt else None)
     columns = {
         "created_at": "TIME", "id": "CHECKPOINT", "job_name": "JOB", "user": "USER", "device": "DEVICE",
         "content_bytes": "SIZE", "stored_bytes": "STORED", "standstill_ms": "STANDSTILL", "by": "BY",
@@ -88,13 +111,22 @@ def list_checkpoints(job: JobOption = None, limit: LimitOption = 50, output: Out
         rows = [row | {"nodes": ",".join(row.get("nodes", []))} for row in rows]
         if any(row["nodes"] for row in rows):
             columns["nodes"] = "NODES"
-    show(rows, output, columns, "no checkpoints", optional=("places", "by", "standstill_ms", "user"))
+    show(
+        rows,
+        output,
+        columns,
+        "no parts in doubt" if in_doubt else "no checkpoints",
+        optional=("places", "by", "standstill_ms", "user"),
+    )
 
 
 @group.command("show")
 def show_checkpoint(checkpoint: CheckpointArgument, output: OutputOption = Output.table) -> None:
     """One checkpoint: of what it was made, and when."""
-    show_one(_find(connect(), checkpoint), output)
+    row = _find(connect(), checkpoint)
+    if output is Output.table and row.get("lossy"):
+        row = row | {"lossy": rounding(row["lossy"])}
+    show_one(row, output)
 
 
 @group.command()
@@ -175,6 +207,28 @@ def remove(checkpoint: CheckpointArgument, yes: YesOption = False, output: Outpu
         console.print(f"checkpoint {found['id'][:12]} is removed")
 
 
+@group.command()
+def discard(
+    part: Annotated[str, typer.Argument(help="the checkpoint: its id, or the beginning of it")],
+    yes: YesOption = False,
+    output: OutputOption = Output.table,
+) -> None:
+    """Remove this node's part of a checkpoint that is in doubt, if the node that decides about it is gone for good.
+    Look there first: if it comes back and has the checkpoint, nobody can restore it any more. For operators."""
+    client = connect()
+    rows = client.get("/v1/checkpoints", in_doubt="true", limit=1000)
+    found = find_by_prefix(rows, part, "part in doubt", "xmigctl checkpoint list --in-doubt")
+    confirm(
+        f"Is {found['nodes'][0]} gone for good? This part of {found['job_name']} may be all that is missing there: "
+        "without it the checkpoint is worth nothing.", yes,
+    )  # fmt: skip
+    client.post(f"/v1/checkpoints/{found['id']}:discard")
+    if output is Output.json:
+        show_json({"id": found["id"], "discarded": True})
+    else:
+        console.print(f"the part of checkpoint {found['id'][:12]} is removed")
+
+
 def restore(
     checkpoint: CheckpointArgument,
     device: Annotated[
@@ -227,8 +281,22 @@ def restore(
                 f"{escape(found['job_name'])} goes on as job [bold]{result['job'][:12]}[/bold], pid {result['pid']}, "
                 f"on {escape(result['device'])}, after {milliseconds(result['ms'])}"
             )
+            if result.get("lossy"):
+                console.print(f"  its optimizer state is not exact: {rounding(result['lossy'])}")
             for path_before, copy in (result.get("files") or {}).items():
                 console.print(f"  {escape(path_before)} is {escape(copy)}")
+
+
+def rounding(lossy: dict[str, Any]) -> str:
+    """What a lossy checkpoint has rounded, and by how much at most."""
+    parts = [
+        f"{size(each['bytes'])} of {each['type']}, each number by at most {each['largest_relative']:.1e} of it and "
+        f"{each['largest_absolute']:.1e}"
+        for each in lossy["rounded"]
+    ]
+    stored, before = lossy["stored_bytes"], size(lossy["piece_bytes"])
+    takes = "" if stored is None else f"; the pieces with them take {size(stored)} instead of {before}"
+    return f"{lossy['keep_bits']} bits of mantissas: {'; '.join(parts)}{takes}"
 
 
 def _instead(text: str) -> tuple[str, str]:

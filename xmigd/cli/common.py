@@ -20,6 +20,8 @@ from xmigd.place import Place, find_place, needs_every_rule
 if TYPE_CHECKING:
     from xmigd.settings import Settings
 
+TIMES = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
+
 JobArgument = Annotated[
     str, typer.Argument(help="the job: its id, the beginning of it, its name, or what its scheduler calls it")
 ]
@@ -79,16 +81,14 @@ def settings() -> Settings:
     """All of them. Raises CommandError: a setting is wrong, or its file cannot be read."""
     from pydantic import ValidationError
 
+    from xmigd.configuration import what_is_wrong
     from xmigd.settings import Settings
 
     try:
         return Settings()
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        name = ".".join(str(part) for part in first["loc"])
-        raise CommandError(
-            f"setting {name}: {first['msg']}", hint=f"see XMIG_{name.upper()}", exit_code=Exit.USAGE
-        ) from None
+        where, why = what_is_wrong(Settings, error.errors(include_url=False)[0])
+        raise CommandError(f"{where}: {why}", exit_code=Exit.USAGE) from None
     except (OSError, ValueError) as error:
         raise CommandError(f"the settings cannot be read: {error}", exit_code=Exit.USAGE) from None
 
@@ -177,6 +177,14 @@ def parse_size(text: str) -> int:
     if found is None or not (bytes := int(float(found[1]) * (1 << 10 * " KMGT".index(found[2] or " ")))):
         raise CommandError(f"{text!r} is no size", hint="write 20GiB or 512MiB", exit_code=Exit.USAGE)
     return bytes
+
+
+def parse_time(text: str) -> float:
+    """Seconds of 90, 90s, 30m, 2h, 1.5d, 4w. Raises CommandError."""
+    found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,6})?)([smhdw]?)", text)
+    if found is None:
+        raise CommandError(f"{text!r} is no time", hint="write 30d, 12h, 90m or 10s", exit_code=Exit.USAGE)
+    return float(found[1]) * TIMES[found[2] or "s"]
 
 
 def labels_text(labels: Mapping[str, str]) -> str:

@@ -106,7 +106,7 @@ def apply(
     plan: Annotated[str, typer.Argument(help="the plan: its id, or the beginning of it")],
     guard: Annotated[
         float,
-        typer.Option("--guard", min=0, max=3600, metavar="SECONDS", help="watch jobs so long; 0: do not (default 60)"),
+        typer.Option("--guard", min=0, max=3600, metavar="SECONDS", help="watch jobs so long; 0: do not"),
     ] = 60.0,
     yes: YesOption = False,
     wait: WaitOption = True,

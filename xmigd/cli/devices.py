@@ -25,8 +25,10 @@ def list_devices(output: OutputOption = Output.table) -> None:
     columns = {
         "id": "DEVICE", "name": "NAME", "state": "STATE", "memory_bytes": "MEMORY", "used_bytes": "USED",
         "free_bytes": "FREE", "held_bytes": "HELD", "utilisation": "UTILISATION", "processes": "PROCESSES",
-        "health": "HEALTH", "why": "WHY",
+        "mps": "MPS", "health": "HEALTH", "why": "WHY",
     }  # fmt: skip
+    if not any(row.get("mps", "off") != "off" for row in rows):
+        del columns["mps"]
     show(rows, output, columns, "there are no devices",
          optional=("utilisation", "held_bytes", "free_bytes", "why", "processes"))  # fmt: skip
 
@@ -70,7 +72,7 @@ def cordon(
     output: OutputOption = Output.table,
 ) -> None:
     """Give it no new process. What runs there stays; xmigctl drain moves it."""
-    row = _change(connect(), device, {"cordoned": True, "reason": reason or ""})
+    row = _change(connect(), device, {"cordoned": True} | ({} if reason is None else {"reason": reason}))
     _say(row, output, f"{row['id']} is cordoned; {row['processes']} process(es) stay")
 
 

@@ -9,6 +9,7 @@ import typer
 
 from xmigd.cli.common import JobArgument, JobOption, LimitOption, connect, find_job
 from xmigd.cli.output import Output, OutputOption, console, escape, show, show_json, with_jobs
+from xmigd.users import requestor_name
 
 
 class Kind(StrEnum):
@@ -56,7 +57,11 @@ def list_faults(
         "id": "FAULT", "at": "TIME", "job": "JOB", "kind": "KIND", "text": "WHAT", "op": "OPERATION", "error": "ERROR",
         "sequence": "RECORD", "process_id": "PROCESS", "acknowledged_by": "SEEN TO BY",
     }  # fmt: skip
-    show(rows if output is Output.json else with_jobs(rows), output, columns, "no faults",
+    if output is Output.table:
+        rows = with_jobs(rows)
+        for row in rows:
+            row["acknowledged_by"] = row["acknowledged_by"] and requestor_name(row["acknowledged_by"])
+    show(rows, output, columns, "no faults",
          optional=("process_id", "sequence", "error", "op", "acknowledged_by", "kind"))  # fmt: skip
 
 
@@ -70,7 +75,7 @@ def ack(
     if output is Output.json:
         show_json(row)
     else:
-        console.print(f"fault {row['id']} was acknowledged by {escape(row['acknowledged_by'])}")
+        console.print(f"fault {row['id']} was acknowledged by {escape(requestor_name(row['acknowledged_by']))}")
 
 
 @group.command()

@@ -179,7 +179,7 @@ def _row(node: dict[str, Any]) -> dict[str, Any]:
         "name": node["name"], "state": node["state"], "why": node["why"] or None,
         "age": None if node["age_s"] is None else duration(node["age_s"]) if node["age_s"] >= 1 else "now",
         "devices": len(devices) if known else None,
-        "free": sum(each["processes"] == 0 for each in devices) if known else None,
+        "free": sum(each["state"] == "ready" and each["processes"] == 0 for each in devices) if known else None,
         "unhealthy": sum(each["state"] == "unhealthy" for each in devices) if known else None,
         "jobs": len(shown["jobs"]) + shown["left_out"] if known else None, "used_bytes": sum(used) if used else None,
     }  # fmt: skip

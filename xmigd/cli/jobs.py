@@ -26,6 +26,7 @@ from xmigd.cli.common import (
     labels_text,
     parse_labels,
     parse_size,
+    parse_time,
     place,
 )
 from xmigd.cli.exits import CommandError, Exit
@@ -145,6 +146,20 @@ def run(
             "that is not free",
         ),
     ] = None,
+    sm_share: Annotated[
+        int | None,
+        typer.Option(
+            "--sm-share", min=1, max=100, metavar="PERCENT",
+            help="of its device's multiprocessors, for each of its processes; the device is shared through MPS",
+        ),
+    ] = None,
+    walltime: Annotated[
+        str | None,
+        typer.Option(
+            "--walltime", envvar="XMIG_WALLTIME", metavar="TIME",
+            help="that it takes at most, as you expect: 90s, 30m, 2h, 1d; predictions begin with it, nothing ends it",
+        ),
+    ] = None,
     priority: Annotated[
         Priority | None, typer.Option("--priority", help="its class where devices are shared; critical needs a grant")
     ] = None,
@@ -158,6 +173,14 @@ def run(
     stop_after_checkpoint: Annotated[
         bool, typer.Option("--stop-after-checkpoint", help="end the program where that checkpoint was made")
     ] = False,
+    lossy_optimizer_state: Annotated[
+        str | None,
+        typer.Option(
+            "--lossy-optimizer-state", envvar="XMIG_LOSSY_OPTIMIZER_STATE", metavar="ENTRY,ENTRY",
+            help="of the state of PyTorch's optimizers, such as exp_avg,exp_avg_sq: what checkpoint create --lossy may "
+            "round; other checkpoints are exact",
+        ),
+    ] = None,
     movable: Annotated[
         bool,
         typer.Option(
@@ -179,7 +202,7 @@ def run(
 ) -> None:  # fmt: skip
     """Run a program under xMIG. This command ends as the program does, with its exit code or by its signal."""
     from xmigd.cli.launch import Reactions, become, end_as, tell, wait_for
-    from xmigd.cli.starting import readable, register_job
+    from xmigd.cli.starting import name_optimizer_state, readable, register_job
 
     if strict and checkpoint_on_signal is not None:
         raise CommandError("--checkpoint-on-signal is not possible with --strict", exit_code=Exit.USAGE,
@@ -204,6 +227,10 @@ def run(
         body["external_id"] = readable(external_id)
     if memory is not None:
         body["memory_quota"] = parse_size(memory)
+    if sm_share is not None:
+        body["sm_share"] = sm_share
+    if walltime is not None:
+        body["walltime_s"] = parse_time(walltime)
     if priority is not None:
         body["priority"] = priority.value
     published: list[Published] = []
@@ -213,6 +240,8 @@ def run(
         published = listen(publish, uid=os.geteuid())
     client = connect()
     job, environment = register_job(client, body)
+    if lossy_optimizer_state:
+        name_optimizer_state(environment, lossy_optimizer_state)
     where = place()
     if where.is_on("job_scopes") and scope.has_a_bus():
         _configure_log(where)
@@ -276,7 +305,7 @@ def ps(
     external_id: ExternalIdOption = None,
     device: DeviceOption = None,
     sort: SortOption = None,
-    wide: Annotated[bool, typer.Option("--wide", "-w", help="with the jobs' labels and external ids")] = False,
+    wide: Annotated[bool, typer.Option("--wide", "-w", help="with the jobs' labels, external ids and shares")] = False,
     limit: LimitOption = 100,
     output: OutputOption = Output.table,
 ) -> None:
@@ -294,7 +323,7 @@ def ps(
         rows = sorted((row for row in rows if row["job_id"] in places), key=lambda row: places[row["job_id"]])[:limit]
     columns = {
         "job": "JOB", "id": "PROCESS", "external_id": "EXTERNAL ID", "labels": "LABELS", "pid": "PID", "user": "USER",
-        "device": "DEVICE", "state": "STATE", "expected_stall_ms": "STALL", "exit": "EXIT",
+        "device": "DEVICE", "sm_share": "SM SHARE", "state": "STATE", "expected_stall_ms": "STALL", "exit": "EXIT",
         "location": "WHERE", "live_bytes": "MEMORY", "held_bytes": "HELD", "shadow_bytes": "SHADOW",
         "server_bytes": "SERVERS", "standby": "STANDBY", "server_pid": "SERVER", "generation": "GENERATION",
         "faults": "FAULTS", "recoveries": "RECOVERIES", "started_at": "BEGAN",
@@ -302,10 +331,10 @@ def ps(
     if not every:
         del columns["exit"]
     if wide:
-        rows = [row | {name: jobs.get(row["job_id"], {}).get(name) for name in ("external_id", "labels")}
+        rows = [row | {name: jobs.get(row["job_id"], {}).get(name) for name in ("external_id", "labels", "sm_share")}
                 for row in rows]  # fmt: skip
     else:
-        del columns["external_id"], columns["labels"]
+        del columns["external_id"], columns["labels"], columns["sm_share"]
     for name in ("location", "expected_stall_ms"):  # which daemons of earlier versions do not tell
         if rows and name not in rows[0]:
             del columns[name]
@@ -313,8 +342,8 @@ def ps(
         rows = [row | {"exit": exit_text(row), "state": _state(row)} for row in with_jobs(rows)]
         if wide:
             rows = [row | {"labels": labels_text(row["labels"] or {})} for row in rows]
-    show(rows, output, columns, "nothing runs under xMIG" if not chosen else "no such program runs under xMIG",
-         optional=LESS_REQUESTED)  # fmt: skip
+    empty = "no such program runs under xMIG" if chosen else "no program that you may see runs under xMIG"
+    show(rows, output, columns, empty, optional=LESS_REQUESTED)
 
 
 def _state(row: dict[str, Any]) -> str:
@@ -355,7 +384,11 @@ def list_jobs(
         if not any(row.get(name) for row in rows):
             del columns[name]
     if output is Output.table:
-        rows = [row | {"exit": exit_text(row), "labels": labels_text(row.get("labels", {}))} for row in rows]
+        rows = [
+            row | {"exit": exit_text(row), "labels": labels_text(row.get("labels", {})),
+                   "device": ", ".join(row.get("devices", ())) or row["device"]}
+            for row in rows
+        ]  # fmt: skip
     show(rows, output, columns, "no such job" if chosen else "no jobs yet: xmigctl run -- PROGRAM",
          optional=("command", "user", "recoveries", "faults", "device", "duration_s", "labels"))  # fmt: skip
 

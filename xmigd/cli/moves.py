@@ -17,11 +17,11 @@ from xmigd.cli.common import (
     find_job,
     find_process,
     find_processes,
+    parse_time,
 )
 from xmigd.cli.exits import CommandError, Exit
 from xmigd.cli.follow import OnInterrupt, OnInterruptOption, WaitOption, carry_out
 from xmigd.cli.output import Output, OutputOption, console, escape, process_label, show, show_json, size, with_jobs
-from xmigd.cli.tokens import seconds
 from xmigd.words import milliseconds
 
 
@@ -61,14 +61,29 @@ def migrate(
         float | None,
         typer.Option("--max-downtime", min=0.001, metavar="MS", help="give up rather than stand still for longer"),
     ] = None,
+    leave_allocation: Annotated[
+        bool,
+        typer.Option(
+            "--leave-allocation", help="also a job of Slurm's or Kubernetes', which may give that device to another job"
+        ),
+    ] = False,
+    publish: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--publish", metavar="[[ADDRESS:]PORT:]INNER",
+            help="with --to, after run --movable: a port there that leads to the job's private network",
+        ),
+    ] = None,
     wait: WaitOption = True,
     on_interrupt: OnInterruptOption = OnInterrupt.cancel,
     output: OutputOption = Output.table,
-) -> None:
+) -> None:  # fmt: skip
     """Move a running program to another device, or with --to its whole job to another node. It pauses for a moment;
     nothing else changes for it."""
     if target is not None and to is not None:
         raise CommandError("a device of this node and another node are named: name one of them", exit_code=Exit.USAGE)
+    if leave_allocation and to is not None:
+        raise CommandError("--leave-allocation is of devices of this node", exit_code=Exit.USAGE)
     client = connect()
     found = find_process(client, process) if to is None else find_processes(client, process)[1][0]
     if plan and to is not None:
@@ -82,14 +97,20 @@ def migrate(
             _show_places(answer, output)
         return
     if plan:
-        _show_plan(client.post("/v1/migration-plans", {"process": found["id"], "engine": engine.value}), target, output)
+        body = {"process": found["id"], "engine": engine.value, "leave_allocation": leave_allocation}
+        _show_plan(client.post("/v1/migration-plans", body), target, output)
         return
     if to is not None:
         target = to if "/" in to else f"{to}/"
     if target is None:
         raise CommandError("name the device to which it is to go, or a node with --to",
                            hint="xmigctl migrate --plan PROCESS lists them", exit_code=Exit.USAGE)  # fmt: skip
-    body = {"process": found["id"], "target": target, "engine": engine.value, "max_downtime_ms": max_downtime}
+    body = {
+        "process": found["id"], "target": target, "engine": engine.value, "max_downtime_ms": max_downtime,
+        "leave_allocation": leave_allocation,
+    }  # fmt: skip
+    if publish:  # daemons of earlier versions do not know it
+        body["publish"] = publish
     operation = carry_out(client, "/v1/migrations", body, wait=wait, output=output, on_interrupt=on_interrupt)
     if operation is not None and output is not Output.json:
         result = operation["result"]
@@ -198,15 +219,17 @@ def drain(
         raise CommandError("name a device, or all with --all", hint="xmigctl device list", exit_code=Exit.USAGE)
     ways = {"nodes": to or [], "otherwise": otherwise.value}
     if dry_run:
+        is_bounded = not to and otherwise is Otherwise.stay
+        hint = "--to NODE and --otherwise suspend let them go elsewhere" if is_bounded else ""
         client = connect()
         known = [each["id"] for each in client.get("/v1/devices") if each["configured"]] if device is None else [device]
-        _show_drain_plan(client.post("/v1/drain-plans", {"devices": known} | ways), output)
+        _show_drain_plan(client.post("/v1/drain-plans", {"devices": known} | ways), output, hint)
         return
     what = device or "all devices of this node"
     confirm(f"Cordon {what} and move every program off {'it' if device else 'them'}?", yes)
     client = connect()
     path = f"/v1/devices/{device}:drain" if device else "/v1/node:drain"
-    body = {"reason": reason, "within_seconds": None if within is None else seconds(within)} | ways
+    body = {"reason": reason, "within_seconds": None if within is None else parse_time(within)} | ways
     operation = carry_out(client, path, body, wait=wait, output=output, on_interrupt=on_interrupt)
     if operation is not None and output is not Output.json:
         result = operation["result"]
@@ -222,7 +245,7 @@ def drain(
 PLACES = {"host": "host memory", "file": "files", "checkpoint": "a checkpoint"}  # of what was preempted
 
 
-def _show_drain_plan(plan: dict[str, Any], output: Output) -> None:
+def _show_drain_plan(plan: dict[str, Any], output: Output, hint: str) -> None:
     steps = [
         step | {
             "job": step["job_name"], "target": step["target"] or PLACES.get(step["how"]),
@@ -237,7 +260,7 @@ def _show_drain_plan(plan: dict[str, Any], output: Output) -> None:
     else:
         show([step | {"process": step["process"][:12]} for step in steps], output, columns, "nothing runs there")
     if plan["stuck"]:
-        raise CommandError(f"{plan['stuck']} program(s) would be stuck", exit_code=Exit.REFUSED)
+        raise CommandError(f"{plan['stuck']} program(s) would be stuck", hint=hint, exit_code=Exit.REFUSED)
 
 
 def _show_plan(plan: dict[str, Any], target: str | None, output: Output) -> None:

@@ -48,7 +48,8 @@ def list_operations(
         "created_at": "TIME", "id": "OPERATION", "kind": "KIND", "about": "SUBJECT", "state": "STATE", "phase": "PHASE",
         "may_cancel": "CANCELLABLE", "requestor": "REQUESTOR", "ended_at": "ENDED",
     }  # fmt: skip
-    show(rows, output, columns, "no operations")
+    show(rows, output, columns, "no operations",
+         optional=("may_cancel", "phase", "ended_at", "requestor", "kind"))  # fmt: skip
 
 
 @group.command("show")

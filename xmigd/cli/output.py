@@ -27,7 +27,7 @@ NUMBERS = (
     "UTILISATION", "RECORDS", "PID", "SERVER", "FAULTS", "RECOVERIES", "PROCESSES", "GENERATION", "STALL", "RANK",
     "RANKS", "THE LAST", "SLOW-DOWN", "KERNELS THAT WAITED", "OVERDUE",
 )  # fmt: skip
-FREE_TEXT = ("WHAT", "CAUSE", "WHY", "DATA", "COMMAND", "HINT", "BEFORE", "AFTER")
+FREE_TEXT = ("WHAT", "CAUSE", "WHY", "MEANING", "DATA", "COMMAND", "HINT", "BEFORE", "AFTER")
 LEAST = 16  # characters of a free text's column
 console = Console(width=None if sys.stdout.isatty() else 240, highlight=False)
 notes = Console(stderr=True, width=None if sys.stderr.isatty() else 240, highlight=False)

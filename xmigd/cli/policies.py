@@ -9,10 +9,15 @@ import typer
 
 from xmigd.cli.common import YesOption, confirm, connect
 from xmigd.cli.exits import CommandError, Exit
-from xmigd.cli.output import Output, OutputOption, console, escape, show, show_json, show_one
+from xmigd.cli.output import Output, OutputOption, console, escape, show, show_json
+from xmigd.users import requestor_name
 
 policies = typer.Typer(no_args_is_help=True, help="Policies: numbers that operators change while xmigd runs.")
 breaker = typer.Typer(no_args_is_help=True, help="The circuit breaker, which stops xMIG's own decisions.")
+COLUMNS = {
+    "policy": "POLICY", "value": "VALUE", "now": "NOW", "default": "DEFAULT", "unit": "UNIT", "meaning": "MEANING",
+    "updated_by": "CHANGED BY", "updated_at": "CHANGED",
+}  # fmt: skip
 NameArgument = Annotated[str, typer.Argument(help="for example recovery; xmigctl policy list names them")]
 
 
@@ -25,21 +30,30 @@ def register(app: typer.Typer) -> None:
 def list_policies(output: OutputOption = Output.table) -> None:
     """What applies, and what the settings say."""
     rows = connect().get("/v1/policies")
-    if output is Output.table:
-        rows = [
-            {"policy": row["name"], "value": name, "now": value, "default": row["defaults"].get(name),
-             "unit": row.get("units", {}).get(name), "updated_by": row["updated_by"], "updated_at": row["updated_at"]}
-            for row in rows for name, value in row["settings"].items()
-        ]  # fmt: skip
-    columns = {"policy": "POLICY", "value": "VALUE", "now": "NOW", "default": "DEFAULT", "unit": "UNIT",
-               "updated_by": "CHANGED BY", "updated_at": "CHANGED"}  # fmt: skip
-    show(rows, output, columns, "there are no policies")
+    show(rows if output is Output.json else _values(rows), output, COLUMNS, "there are no policies",
+         optional=("meaning", "updated_at", "updated_by"))  # fmt: skip
+
+
+def _values(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A row for each value."""
+    return [
+        {"policy": row["name"], "value": name, "now": value, "default": row["defaults"].get(name),
+         "unit": row.get("units", {}).get(name), "updated_at": row["updated_at"],
+         "updated_by": row["updated_by"] and requestor_name(row["updated_by"]),
+         "meaning": row.get("meanings", {}).get(name)}
+        for row in rows for name, value in row["settings"].items()
+    ]  # fmt: skip
 
 
 @policies.command("show")
 def show_policy(name: NameArgument, output: OutputOption = Output.table) -> None:
     """One policy."""
-    show_one(connect().get(f"/v1/policies/{name}"), output)
+    row = connect().get(f"/v1/policies/{name}")
+    if output is Output.json:
+        show_json(row)
+        return
+    console.print(escape(row["description"]))
+    show(_values([row]), output, COLUMNS, "it has no values", optional=("meaning", "updated_at", "updated_by"))
 
 
 @policies.command("set")

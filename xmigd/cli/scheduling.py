@@ -7,11 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from xmigd.cli.common import JobArgument, connect, find_job
+from xmigd.cli.common import JobArgument, connect, find_job, parse_time
 from xmigd.cli.exits import CommandError, Exit
 from xmigd.cli.follow import OnInterrupt, OnInterruptOption, WaitOption, carry_out
 from xmigd.cli.output import Output, OutputOption, console, escape, show
-from xmigd.cli.tokens import seconds
 from xmigd.words import milliseconds
 
 
@@ -68,7 +67,7 @@ def preempt(
     possible, the job goes on running."""
     client = connect()
     path = f"/v1/jobs/{find_job(client, job)}:preempt"
-    body = {"deadline_seconds": _deadline(deadline), "prefer": prefer.value}
+    body = {"deadline_seconds": parse_time(deadline), "prefer": prefer.value}
     operation = carry_out(client, path, body, wait=wait, output=output, on_interrupt=on_interrupt)
     if operation is not None and output is not Output.json:
         result = operation["result"]
@@ -128,7 +127,7 @@ def bulk(
         raise CommandError("name either jobs or labels", exit_code=Exit.USAGE)
     body: dict[str, Any] = {
         "action": action.value, "jobs": [find_job(client, job) for job in jobs or []] or None, "labels": label or None,
-        "to": to.value, "devices": device or [], "target": target, "deadline_seconds": _deadline(deadline),
+        "to": to.value, "devices": device or [], "target": target, "deadline_seconds": parse_time(deadline),
         "prefer": prefer.value,
     }  # fmt: skip
     operation = carry_out(client, "/v1/jobs:bulk", body, wait=wait, output=output, on_interrupt=on_interrupt)
@@ -140,11 +139,3 @@ def bulk(
         show([each | {"job": each["job"][:12]} for each in result["outcomes"]], output, columns, "no jobs")
     if result["failed"]:
         raise SystemExit(Exit.OPERATION_FAILED)
-
-
-def _deadline(text: str) -> float:
-    """Raises CommandError."""
-    found = seconds(text)
-    if found is None:
-        raise CommandError("a deadline is a time", hint="write 30s or 2m", exit_code=Exit.USAGE)
-    return found

@@ -27,12 +27,14 @@ def sharing(job: JobArgument, output: OutputOption = Output.table) -> None:
     console.print(f"memory quota  {'all' if quota is None else size(quota)} of each device")
     for device, used in found["quota_used"].items():
         console.print(f"    on {device}  {size(used)} of it")
+    if found.get("sm_share") is not None:
+        console.print(f"SM share      {found['sm_share']} % of its device, where that is shared through MPS")
     if found["waits_ms"] is not None:
         console.print(f"suspended for another job of the rotation for {milliseconds(found['waits_ms'])}")
     console.print()
     columns = {
         "process_id": "PROCESS", "device": "DEVICE", "shares": "SHARES", "held_kernels": "KERNELS THAT WAITED",
-        "held_ms": "FOR", "overdue_kernels": "OVERDUE",
+        "held_ms": "FOR", "overdue_kernels": "OVERDUE", "mps": "MPS",
     }  # fmt: skip
     rows = [one | {"process_id": one["process"]} for one in found["processes"]]
     show(rows, output, columns, "none of its programs runs")

@@ -40,6 +40,8 @@ from xmigd.ipc.fds import Fd
 SUSPENDED_WITHIN = 600.0  # seconds
 INTERVAL = 0.1  # seconds between two looks
 KEPT = 2  # checkpoints by the clock
+MOST_WALLTIME = 366 * 86400.0  # seconds; more is no limit, and the API takes no more
+MOST_DIGITS = 12
 MOST_FILES = 1000  # that are brought back to where they were
 GROWN = re.compile(r"(/.*) was written to since: it has \d+ bytes, and had (\d+)")
 Wanted = Literal["suspended", "running"]
@@ -56,6 +58,14 @@ def run(command: list[str]) -> NoReturn:
     if task.checkpoint and task.restarts and (checkpoint := task.last_checkpoint()) is not None:
         task.go_on_from(checkpoint)
     task.start(command)
+
+
+def walltime(variables: Mapping[str, str], now: float) -> float | None:
+    """Seconds until Slurm ends the job. None: there is no limit, or this version does not pass it to tasks. Nobody
+    requests it of the controller: all tasks of a large job would at once."""
+    end = variables.get("SLURM_JOB_END_TIME", "")
+    left = float(end) - now if end.isdecimal() and len(end) <= MOST_DIGITS else 0.0
+    return left if 0.0 < left <= MOST_WALLTIME else None
 
 
 class Task:
@@ -90,6 +100,8 @@ class Task:
             "strict": self.strict, "external_id": self.external_id, "device": self.devices(),
             "labels": {key: _label(value) for key, value in labels.items() if value},
         }  # fmt: skip
+        if (left := walltime(self._variables, time.time())) is not None:
+            body["walltime_s"] = left
         job, environment = register_job(self._client, body)
         self.job = job["id"]
         path = f"/v1/jobs/{self.job}:exited"

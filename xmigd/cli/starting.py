@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from xmigd import naming
 from xmigd.client import Client
 from xmigd.devices.visible import names_devices
 
@@ -30,6 +31,15 @@ def register_job(client: Client, body: dict[str, Any]) -> tuple[dict[str, Any], 
     if (stderr := _own_stderr()) is not None:
         environment["XMIG_STDERR"] = stderr
     return job, environment
+
+
+def name_optimizer_state(environment: dict[str, str], entries: str) -> None:
+    """The Python programs of this environment name these entries of the state of PyTorch's optimizers, separated by
+    commas (naming/sitecustomize.py)."""
+    folder, theirs = os.path.dirname(naming.__file__), environment.get("PYTHONPATH")
+    environment["XMIG_LOSSY_OPTIMIZER_STATE"] = entries
+    if theirs is None or folder not in theirs.split(":"):
+        environment["PYTHONPATH"] = f"{folder}:{theirs}" if theirs else folder
 
 
 def _own_stderr() -> str | None:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from enum import StrEnum
 from typing import Annotated
 
 import typer
 
-from xmigd.cli.common import connect, find_by_prefix
-from xmigd.cli.exits import CommandError, Exit
+from xmigd.cli.common import connect, find_by_prefix, parse_time
 from xmigd.cli.output import Output, OutputOption, console, escape, notes, show, show_json
 from xmigd.users import requestor_name
 
 group = typer.Typer(no_args_is_help=True, help="Tokens: who may use the daemon over the network.")
-UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 
 
 class Scope(StrEnum):
@@ -44,7 +41,9 @@ def create(
 ) -> None:
     """Make a token. It is shown once, on standard output, and kept only as a hash."""
     body = {"name": name, "scope": scope.value, "uid": user}
-    answer = connect().post("/v1/tokens", body, keep_null={"lifetime": seconds(lifetime)})
+    answer = connect().post(
+        "/v1/tokens", body, keep_null={"lifetime": None if lifetime == "never" else parse_time(lifetime)}
+    )
     if output is Output.json:
         show_json(answer)
         return
@@ -82,13 +81,3 @@ def revoke(
         show_json({"id": found["id"], "revoked": True})
     else:
         console.print(f"token {found['id'][:12]} ({escape(found['name'])}) is revoked")
-
-
-def seconds(text: str) -> float | None:
-    """`30d` → seconds; `never` → None."""
-    if text == "never":
-        return None
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw]?)", text)
-    if match is None:
-        raise CommandError(f"{text!r} is no time", hint="write 30d, 12h, 90m, 10s or never", exit_code=Exit.USAGE)
-    return float(match[1]) * UNITS[match[2] or "s"]

@@ -36,7 +36,7 @@ from xmigd.devices.names import devices_of
 from xmigd.errors import NotFound
 from xmigd.ids import new_id
 from xmigd.migrations.estimate import Estimate
-from xmigd.migrations.plan import Place, general
+from xmigd.migrations.plan import Place, general, in_allocation
 from xmigd.prediction.model import Remaining
 from xmigd.process.migration_events import Reason
 from xmigd.supervisor.process import Process
@@ -56,18 +56,19 @@ class Seen:
     why_not: Mapping[str, Reason | None]  # a process cannot move at all
     remaining: Mapping[str, Remaining]  # by job, where it is known
     claimed: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # of memory quotas, as held
+    allocated: Mapping[str, str] = field(default_factory=dict)  # by job: to whom a scheduler has given its devices
 
     @classmethod
     def of(
         cls, places: Iterable[Place], processes: Iterable[Process], busy: Mapping[str, float | None],
-        step_ms: Mapping[str, float | None], remaining: Mapping[str, Remaining],
+        step_ms: Mapping[str, float | None], remaining: Mapping[str, Remaining], allocated: Mapping[str, str],
     ) -> Seen:  # fmt: skip
         there = {one.row.id: one for one in processes if one.state not in OVER}
         return cls(
             places={place.id: place for place in places}, processes=there, busy=busy, step_ms=step_ms,
             held={name: held_bytes([one]) for name, one in there.items()},
             why_not={name: next(iter(general(one, "proxy", "move")), None) for name, one in there.items()},
-            remaining=remaining,
+            remaining=remaining, allocated=allocated,
             claimed={
                 name: {device: one.claimed(ordinal) for ordinal, device in enumerate(devices_of(one.row.device))}
                 for name, one in there.items()
@@ -100,7 +101,7 @@ def check(request: ConsolidationRequest, seen: Seen) -> None:
     for device in [*request.devices, *request.exclude_devices]:
         if device not in seen.places or not seen.places[device].configured:
             raise NotFound(
-                f"this node has no device {device!r}", code="no_such_device", hint="GET /v1/devices lists them"
+                f"this node has no device {device!r}", code="no_such_device", hint="xmigctl device list lists them"
             )
     known = {one.job.id for one in seen.processes.values()}
     groups = [request.jobs, request.exclude_jobs, request.alone, request.busy_shares, *request.apart]
@@ -116,6 +117,8 @@ def refusals(request: ConsolidationRequest, seen: Seen, stuck: Iterable[str]) ->
         why = seen.why_not[name]
         if why is not None:
             found[name] = why
+        elif (whom := seen.allocated.get(one.job.id)) is not None:
+            found[name] = in_allocation(whom)
         elif len(devices_of(one.row.device)) > 1:
             found[name] = Reason("several_devices", "a process with several devices is not packed with others")
         elif (left := seen.remaining.get(one.job.id)) is not None and left.p90 < request.least_remaining_s:
@@ -304,6 +307,8 @@ def changes(plan: Plan, now: Seen) -> list[str]:
             found.append(f"process {name[:12]} is on {one.row.device}, not on {device}")
         elif (why := now.why_not[name]) is not None:
             found.append(f"process {name[:12]} cannot move now: {why.text}")
+        elif (whom := now.allocated.get(one.job.id)) is not None:
+            found.append(f"process {name[:12]} cannot move now: {in_allocation(whom).text}")
     targets = {step.target for step in plan.steps}
     for device, then in plan.there.items():
         place = now.places.get(device)

@@ -24,6 +24,7 @@ from xmigd.consolidation.undo import left_to_undo, obstacles
 from xmigd.database import models
 from xmigd.errors import Conflict, NotReady, XmigError
 from xmigd.events.bus import Bus
+from xmigd.jobs import repository as jobs
 from xmigd.metrics.series import INTERVAL, Sampler
 from xmigd.migrations import repository
 from xmigd.migrations.places import Places
@@ -121,7 +122,12 @@ class Consolidation:
         names = [one.row.id for one in processes]
         steps = {name: self._step_ms(name, MEASURED) for name in names}
         remaining = await self._remaining({one.job.id for one in processes})
-        return Seen.of(places, processes, {name: self.busy(name) for name in names}, steps, remaining)
+        allocated = await asyncio.to_thread(self._allocated, {one.job.id for one in processes})
+        return Seen.of(places, processes, {name: self.busy(name) for name in names}, steps, remaining, allocated)
+
+    def _allocated(self, ids: set[str]) -> dict[str, str]:
+        with Session(self._readers) as session:
+            return jobs.allocated(session, ids)
 
     def _samples(self, process: str) -> dict[str, list[Any]]:
         return self._sampler.of_process(process).columns(time.time() - MEASURED)

@@ -84,6 +84,8 @@ class Job(Base):
     priority: Mapped[str] = mapped_column(String(16), default="normal", server_default="normal")
     reserved_bytes: Mapped[int | None]  # device memory on each of its devices
     memory_quota: Mapped[int | None]  # bytes that all of its programs have of each device at most; null: all
+    sm_share: Mapped[int | None]  # percent of its device's SMs, where that is shared through MPS; null: all
+    walltime_s: Mapped[float | None]  # that it takes at most, as its user or scheduler expects; null: not known
     restored_from: Mapped[str | None] = mapped_column(String(32))  # the job whose checkpoint it was restored from
     version: Mapped[int] = mapped_column(default=1, server_default="1")  # of what PATCH changes: its ETag
 
@@ -238,6 +240,7 @@ class Checkpoint(Base):
     on_disk: Mapped[bool] = mapped_column(default=True, server_default=true())  # false: it is in host memory only
     nodes: Mapped[str | None] = mapped_column(Text)  # on which its job had ranks: it is one part of several
     whole: Mapped[bool] = mapped_column(default=True, server_default=true())  # false: not all parts are known to exist
+    lossy: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))  # null: it is exact
 
 
 class PartRemoval(Base):
@@ -299,6 +302,7 @@ class CheckpointPolicy(Base):
     every_minutes: Mapped[float | None]  # null: none by the clock
     keep: Mapped[int]
     before_drain: Mapped[bool]
+    keep_bits: Mapped[int | None]  # of optimizer state; null: they are exact
     updated_at: Mapped[float]
     updated_by: Mapped[str] = mapped_column(String(255))
 

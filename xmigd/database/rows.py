@@ -14,3 +14,8 @@ def columns(row: Any) -> dict[str, Any]:
 def wall(monotonic_ns: int) -> float:
     """The time of day of a moment of CLOCK_MONOTONIC."""
     return time.time() - (time.monotonic_ns() - monotonic_ns) / 1e9
+
+
+def monotonic(at: float) -> int:
+    """And back, nanoseconds; less than 0 for what was before the machine's start."""
+    return time.monotonic_ns() - round((time.time() - at) * 1e9)

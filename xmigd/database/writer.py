@@ -14,6 +14,7 @@ of its own (docs/decisions/0040). Invariants:
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import queue
 import sqlite3
@@ -23,7 +24,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import OperationalError
@@ -36,6 +37,7 @@ from xmigd.failpoints import Write
 
 logger = log.get("database")
 
+T = TypeVar("T")
 Work = Callable[[Session], Any]
 BATCH = 128  # writes of one transaction: the first of them is not acknowledged before the last is executed
 MAX_BACKLOG = 20_000
@@ -59,6 +61,15 @@ class _Outcome:
     error: Exception | None = None  # it failed by itself
 
 
+@dataclass(slots=True)
+class _Awaited:
+    """By a coroutine."""
+
+    loop: asyncio.AbstractEventLoop
+    waiting: asyncio.Future[Any]
+    done: Future[Any]
+
+
 class Writer:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -72,6 +83,7 @@ class Writer:
         self._handled = 0  # of these: written, refused, or waiting for a database that takes writes
         self._failure: str | None = None
         self._retry_at = 0.0  # not before then, for the sake of records alone
+        self._done: deque[_Awaited] = deque()  # writes that are over, and of which their loops do not know yet
         self._thread = threading.Thread(target=self._run, name="database-writer", daemon=True)
         self._thread.start()
 
@@ -102,6 +114,19 @@ class Writer:
         self._accept(_Item(name, work, future, alone))
         return future
 
+    async def write(self, name: Write, work: Callable[[Session], T], *, alone: bool = False) -> T:
+        """As `submit`. A loop is woken once for all writes of a transaction: to be woken for each takes it, and this
+        thread, longer than many a write."""
+        loop = asyncio.get_running_loop()
+        waiting: asyncio.Future[T] = loop.create_future()
+        future = self.submit(name, work, alone=alone)
+        future.add_done_callback(lambda done: self._done.append(_Awaited(loop, waiting, done)))
+        try:
+            return await waiting
+        except asyncio.CancelledError:
+            future.cancel()
+            raise
+
     def close(self) -> None:
         """Write what is waiting, then stop."""
         self._queue.put(None)
@@ -124,6 +149,7 @@ class Writer:
                 self._write_waiting()
             if self._failure is not None and not self._waiting and time.monotonic() >= self._retry_at:
                 self._probe()
+            self._wake()
             self._bound_backlog()
             self._count()
         if self._waiting:
@@ -156,6 +182,17 @@ class Writer:
             self._count()  # before the answers: who gets one may read at once
             for item, outcome in zip(batch, outcomes, strict=True):
                 _answer(item, outcome)
+            self._wake()
+
+    def _wake(self) -> None:
+        """Whoever awaits what is done."""
+        by_loop: dict[asyncio.AbstractEventLoop, list[_Awaited]] = {}
+        while self._done:
+            awaited = self._done.popleft()
+            by_loop.setdefault(awaited.loop, []).append(awaited)
+        for loop, done in by_loop.items():
+            with contextlib.suppress(RuntimeError):  # it is closed: nobody awaits anything there
+                loop.call_soon_threadsafe(_settle, done)
 
     def _next_batch(self) -> list[_Item]:
         batch = [self._waiting.popleft()]
@@ -257,6 +294,19 @@ def _answer(item: _Item, outcome: _Outcome) -> None:
         item.future.set_result(outcome.result)
     else:
         item.future.set_exception(outcome.error)
+
+
+def _settle(done: list[_Awaited]) -> None:
+    """In their loop."""
+    for each in done:
+        if each.waiting.done():  # given up
+            continue
+        if each.done.cancelled():
+            each.waiting.cancel()
+        elif (error := each.done.exception()) is not None:
+            each.waiting.set_exception(error)
+        else:
+            each.waiting.set_result(each.done.result())
 
 
 def _refusal(error: Exception) -> Unavailable:

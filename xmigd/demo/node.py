@@ -19,8 +19,8 @@ from xmigd.errors import StartError
 from xmigd.settings import Settings
 
 PATIENCE = 60.0  # seconds for anything that takes milliseconds on a machine that is not overloaded
-# Seconds between two looks. Who looks again at once takes the processor from what is waited for: an answer of the
-# daemon takes milliseconds of it. So pauses grow with the time that has gone.
+# Seconds between two looks. Who looks again at once takes the processor from what is waited for. So pauses grow with
+# the time that has gone.
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.002, 0.05
 PART_OF_WAITING = 1 / 20
 
@@ -79,7 +79,7 @@ class Node:
         values = {"runtime_dir": folder, "database": folder / "xmig.db", "devices": "cpu:0,cpu:1", "port": 0} | settings
         self.environment |= {f"XMIG_{name.upper()}": str(value) for name, value in values.items()}
         self.settings = Settings(runtime_dir=folder)
-        self.client = Client(self.settings)
+        self.client = Client(self.settings, keep=True)
         self.process: Child | None = None
         self._programs: list[subprocess.Popen[str]] = []
 
@@ -125,6 +125,7 @@ class Node:
 
     def stop(self) -> None:
         """SIGTERM, and wait for its end."""
+        self.client.close()
         if self.process is not None:
             self.process.terminate()
             try:
@@ -136,6 +137,7 @@ class Node:
 
     def kill(self) -> None:
         """SIGKILL: what a crash of the daemon is."""
+        self.client.close()
         assert self.process is not None
         self.process.kill()
         self.process.wait()

@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any, TypeVar
 
 from xmigd.demo import node
@@ -95,9 +96,13 @@ class NamespacedNode(node.Node):
         words += [f"{name}={value}" for name, value in environment.items()]
         return subprocess.Popen([*words, "setsid", *map(str, command)], **options)
 
+    def _imported(self) -> dict[str, str]:
+        """Where Python finds this tree, wherever it is started, and what this process finds."""
+        return {"PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [self.environment.get("PYTHONPATH")])])}
+
     def popen(self, log: IO[bytes]) -> node.Child:
         entering = self.entering(
-            [sys.executable, "-m", "xmigd.main"], self.environment | {"PYTHONPATH": str(ROOT)},
+            [sys.executable, "-m", "xmigd.main"], self.environment | self._imported(),
             stdin=subprocess.DEVNULL, stdout=log, stderr=log,
         )  # fmt: skip
         return Inside(entering)
@@ -112,7 +117,7 @@ class NamespacedNode(node.Node):
         job = self.client.post("/v1/jobs", body)
         variables = (
             job["defaults"] | self.environment | job["environment"] | environment
-            | {"LD_PRELOAD": job["preload"], "LD_LIBRARY_PATH": job["library_path"], "PYTHONPATH": str(ROOT)}
+            | {"LD_PRELOAD": job["preload"], "LD_LIBRARY_PATH": job["library_path"]} | self._imported()
         )  # fmt: skip
         # Opened there: files of other mounts are not dumped.
         opened = ["sh", "-c", 'out=$1; errors=$2; shift 2; exec "$@" < /dev/null > "$out" 2> "$errors"', "sh"]
@@ -148,21 +153,24 @@ Kind = TypeVar("Kind", bound=NamespacedNode)
 
 
 @contextlib.contextmanager
-def pair(kind: type[Kind], **settings: object) -> Iterator[list[Kind]]:
+def pair(kind: type[Kind], **settings: Any) -> Iterator[list[Kind]]:
     """Two nodes that know each other and run. Raises StartError."""
     with several(2, kind, **settings) as made:
         yield made
 
 
 @contextlib.contextmanager
-def several(count: int, kind: type[Kind], **settings: object) -> Iterator[list[Kind]]:
-    """The same, of so many."""
+def several(
+    count: int, kind: type[Kind], *, of_each: Mapping[str, Mapping[str, object]] = MappingProxyType({}),
+    **settings: object,
+) -> Iterator[list[Kind]]:  # fmt: skip
+    """The same, of so many. `of_each`: settings by node, beside those that all have."""
     with contextlib.ExitStack() as stack:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="xmig-")))
         made: list[Kind] = []
         for network, name in zip(stack.enter_context(networks(count)), PIDS, strict=False):
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="xmig-")))
-            each = kind(folder, name, network, place, **settings)
+            each = kind(folder, name, network, place, **(settings | dict(of_each.get(name, {}))))
             stack.callback(each.close)
             made.append(each)
         with ThreadPoolExecutor(len(made)) as pool:
@@ -178,9 +186,9 @@ def several(count: int, kind: type[Kind], **settings: object) -> Iterator[list[K
         yield made
 
 
-def wait(holds: Callable[[], bool], why: str, patience: float = PATIENCE) -> None:
-    """Until it holds. Raises StartError."""
-    for _ in looks(patience):
+def wait(holds: Callable[[], bool], why: str, patience: float = PATIENCE, *, closely: bool = False) -> None:
+    """Until it holds. ``closely``: which may have been over milliseconds later. Raises StartError."""
+    for _ in looks(patience, closely=closely):
         if holds():
             return
     raise StartError(why)

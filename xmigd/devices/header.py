@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 MAGIC = 0x314C4E4A47494D58
-VERSIONS = (1, 2)  # in which these words are the same: a program may have been started before an upgrade
+VERSIONS = (1, 2, 3)  # in which these words are the same: a program may have been started before an upgrade
 _START = struct.Struct("<QIIQ")
 _DEVICES_AT = 48
 _DESCRIPTION = struct.Struct("<128s16sQ")
@@ -131,6 +131,12 @@ def renewed(fd: int, offset: int) -> int:
 def suspended(fd: int, offset: int) -> int:
     """The round at which it was suspended with the other ranks of its group. 0: it is not, or it was alone."""
     return 0 if offset == 0 or _is_journal(fd) is None else _word(fd, offset + _TWO.size + 16)
+
+
+def devices_open(fd: int, offset: int) -> int:
+    """The devices that its program uses, by ordinal, a bit each. 0: none, or it is not known."""
+    known = offset != 0 and _is_journal(fd) is not None
+    return _word(fd, offset) & ((1 << _MAX_DEVICES) - 1) if known else 0
 
 
 def count_standby_bytes(fd: int, offset: int, counted: Sequence[int]) -> None:

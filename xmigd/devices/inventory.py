@@ -7,6 +7,7 @@ order than CUDA does. Of the other devices the daemon knows what it holds itself
 from __future__ import annotations
 
 import contextlib
+import threading
 import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -54,6 +55,7 @@ class Inventory:
         self._memory = memory  # of each cpu or null device, as configured; 0: the device's default
         self._nvml: Any = None
         self._nvml_failed = False
+        self._initialising = threading.Lock()
         self._threads = DriverThreads()
 
     def ask(self, device: str, known: str | None, question: Callable[[Any, Any], T]) -> T:
@@ -105,15 +107,16 @@ class Inventory:
 
     def nvml(self) -> Any:
         """NVML's module, initialised; None: it cannot be used. May wait for the driver, the first time."""
-        if self._nvml is None and not self._nvml_failed:
-            try:
-                import pynvml
+        with self._initialising:  # each device has a thread of its own, and what fails is reported once
+            if self._nvml is None and not self._nvml_failed:
+                try:
+                    import pynvml
 
-                pynvml.nvmlInit()
-                self._nvml = pynvml
-            except Exception as error:
-                self._nvml_failed = True
-                logger.warning("GPUs' memory and utilisation are not known", why=f"NVML: {error}")
+                    pynvml.nvmlInit()
+                    self._nvml = pynvml
+                except Exception as error:
+                    self._nvml_failed = True
+                    logger.warning("GPUs' memory and utilisation are not known", why=f"NVML: {error}")
         return self._nvml
 
 

@@ -28,6 +28,10 @@ class DeviceInfo(Answer):
     held_bytes: int = Field(description="of used_bytes, by xMIG: programs' memory, shadows, servers' contexts")
     cordoned: bool
     cordon_reason: str
+    mps: Literal["off", "on", "failed"] = Field(
+        default="off", description="shared through NVIDIA's MPS; failed: for a while programs begin without it"
+    )
+    mps_why: str = Field(default="", description="it has failed")
     health: Grade = Field(description="the rung of the answer to the worst of its open findings")
     findings: list[str] = Field(description="what is wrong with it, worst first")
     processes: int

@@ -19,6 +19,7 @@ from xmigd.devices.schemas import DeviceChange, DeviceInfo, Grade
 from xmigd.errors import NotFound
 from xmigd.events.bus import Bus
 from xmigd.health import repository as findings
+from xmigd.mps.service import Mps
 from xmigd.security.callers import Caller
 from xmigd.supervisor.process import Process
 from xmigd.supervisor.supervisor import Supervisor
@@ -26,10 +27,11 @@ from xmigd.supervisor.supervisor import Supervisor
 
 class Devices:
     def __init__(
-        self, *, supervisor: Supervisor, inventory: Inventory, writer: Writer, reader: Reader, bus: Bus
+        self, *, supervisor: Supervisor, inventory: Inventory, mps: Mps, writer: Writer, reader: Reader, bus: Bus
     ) -> None:
         self._supervisor = supervisor
         self._inventory = inventory
+        self._mps = mps
         self._writer = writer
         self._reader = reader
         self._bus = bus
@@ -64,7 +66,7 @@ class Devices:
                 findings.close(session, device, caller.name)
             return cordoned, reason
 
-        cordoned, reason = await asyncio.wrap_future(self._writer.submit("devices.change", write))
+        cordoned, reason = await self._writer.write("devices.change", write)
         if cordoned:
             self._supervisor.cordoned[device] = reason
         else:
@@ -80,7 +82,7 @@ class Devices:
             _row(session, device)
             repository.cordon(session, device, True, f"lost: {reason}"[:255])
 
-        await asyncio.wrap_future(self._writer.submit("devices.cordon", write))
+        await self._writer.write("devices.cordon", write)
         processes = self._supervisor.lose_device(device, f"lost: {reason}"[:255])
         data = {"cordoned": True, "reason": f"lost: {reason}"[:255], "by": caller.name, "processes": processes}
         self._bus.publish("device.changed", "device", device, None, data)
@@ -108,6 +110,7 @@ class Devices:
         if row.uuid is not None:
             description = Description(row.name or "", row.uuid, row.memory_bytes or 0)
         reading = self._inventory.read(row.id, description, held)
+        mps, mps_why = self._mps.state(row.id)
         return DeviceInfo(
             id=row.id, kind=row.kind, ordinal=row.ordinal, configured=row.configured, uuid=row.uuid,
             name=row.name or reading.name,
@@ -115,8 +118,8 @@ class Devices:
             why=reading.why or row.cordon_reason, memory_bytes=reading.total_bytes or row.memory_bytes,
             used_bytes=reading.used_bytes, free_bytes=reading.free_bytes, utilisation=reading.utilisation,
             held_bytes=held, cordoned=row.cordoned, cordon_reason=row.cordon_reason,
-            health=cast(Grade, wrong[0].rung) if wrong else "fine", findings=[each.text for each in wrong],
-            processes=len(processes),
+            mps=mps, mps_why=mps_why, health=cast(Grade, wrong[0].rung) if wrong else "fine",
+            findings=[each.text for each in wrong], processes=len(processes),
             process_ids=sorted(each.row.id for each in processes if caller.sees(each.job.uid)), version=row.version,
         )  # fmt: skip
 
@@ -124,5 +127,5 @@ class Devices:
 def _row(session: Session, device: str) -> models.Device:
     row = session.get(models.Device, device)
     if row is None:
-        raise NotFound(f"there is no device {device!r}", hint="GET /v1/devices lists them")
+        raise NotFound(f"there is no device {device!r}", hint="xmigctl device list lists them")
     return row

@@ -238,7 +238,7 @@ class DriverMoves:
             session.add(process)
             return process.id, job.id
 
-        return await asyncio.wrap_future(self._writer.submit("native.adopt", write))
+        return await self._writer.write("native.adopt", write)
 
     def _last(self, program: Program) -> dict[str, Any] | None:
         """Where it is, by the last record."""
@@ -260,7 +260,7 @@ class DriverMoves:
                     ended = {"state": "ended", "why": "the program has ended", "ended_at": time.time()}
                     session.execute(update(models.Process).where(models.Process.id == row.id).values(**ended))
 
-        await asyncio.wrap_future(self._writer.submit("native.forget", write))
+        await self._writer.write("native.forget", write)
 
 
 def knowledge(places: Places, supervisor: Supervisor) -> Callable[[], Awaitable[Known]]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from sqlalchemy import ColumnElement, select
 from sqlalchemy.orm import Session
 
 from xmigd.database.models import Fault, Job, Process, Recovery
-from xmigd.database.rows import columns
+from xmigd.database.rows import columns, monotonic, wall
+from xmigd.process.events import RecoveryRecord
 
 
 def page(
@@ -56,3 +59,37 @@ def _history(
         .order_by(model.id.desc())
         .limit(limit)
     )
+
+
+# --- recoveries as rows: their moments are milliseconds since the fault there -----------------------------------------
+
+PHASES = ("standby_ready", "mapped", "restored", "replayed", "resumed")
+
+
+def recovery_values(process: str, recovery: RecoveryRecord) -> dict[str, Any]:
+    values = asdict(recovery)
+    occurred = values.pop("occurred")
+    values["at"] = wall(occurred)
+    values["detected_ms"] = (values.pop("detected") - occurred) / 1e6
+    expected = values.pop("expected")
+    values["expected_ms"] = None if expected is None else expected / 1e6
+    for phase in PHASES:
+        reached = values.pop(phase)
+        values[f"{phase}_ms"] = None if reached is None else (reached - occurred) / 1e6
+    values["story"] = "\n".join(recovery.story)
+    values["process_id"] = process
+    return values
+
+
+def recovery_record(row: Mapping[str, Any]) -> RecoveryRecord:
+    """And back."""
+    values = {name: value for name, value in row.items() if name not in ("id", "process_id", "at")}
+    occurred = monotonic(row["at"])
+    values["detected"] = occurred + round(values.pop("detected_ms") * 1e6)
+    expected = values.pop("expected_ms")
+    values["expected"] = None if expected is None else round(expected * 1e6)
+    for phase in PHASES:
+        reached = values.pop(f"{phase}_ms")
+        values[phase] = None if reached is None else occurred + round(reached * 1e6)
+    values["story"] = row["story"].split("\n")
+    return RecoveryRecord(occurred=occurred, **values)

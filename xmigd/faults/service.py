@@ -30,7 +30,7 @@ class Faults:
         with self._reader.session() as session:
             rows = repository.page(session, fault=fault, owner=caller.owner)
         if not rows:
-            raise NotFound(f"there is no fault {fault}", hint="GET /v1/faults lists them")
+            raise NotFound(f"there is no fault {fault}", hint="xmigctl fault list lists them")
         return FaultInfo.model_validate(rows[0])
 
     async def acknowledge(self, fault: int, caller: Caller) -> FaultInfo:
@@ -42,7 +42,7 @@ class Faults:
         def write(session: Session) -> bool:
             return cast(CursorResult[Any], session.execute(statement)).rowcount == 1
 
-        if await asyncio.wrap_future(self._writer.submit("faults.acknowledge", write)):
+        if await self._writer.write("faults.acknowledge", write):
             data = {"fault": fault, "by": caller.name}
             self._bus.publish("fault.acknowledged", "process", before.process_id, before.job_id, data)
         return await asyncio.to_thread(self.find, fault, caller)

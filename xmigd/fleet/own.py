@@ -25,7 +25,7 @@ from xmigd.fleet.schemas import (
     Way,
 )
 from xmigd.jobs import repository as jobs
-from xmigd.migrations.plan import general
+from xmigd.migrations.plan import general, in_allocation
 from xmigd.security.callers import Caller
 from xmigd.supervisor.process import Process
 from xmigd.supervisor.supervisor import Supervisor
@@ -107,6 +107,10 @@ def _device(each: Any, held: Mapping[str, int]) -> FleetDevice:
 
 
 def _job(row: Mapping[str, Any], processes: list[FleetProcess]) -> FleetJob:
+    whom = jobs.allocated_to(row["external_id"])
+    if whom is not None:
+        why = in_allocation(whom).text
+        processes = [one.model_copy(update={"stays": one.stays or why}) for one in processes]
     return FleetJob(
         id=row["id"], name=harmless(row["name"], 255), uid=row["uid"], user=harmless(row["user"], 255),
         state=row["state"], created_at=row["created_at"], priority=row["priority"], processes=processes,

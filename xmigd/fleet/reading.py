@@ -385,7 +385,7 @@ COUNTED = ("devices", "free_devices", "unhealthy_devices", "jobs")
 def counted(shown: NodeShown) -> FleetTotals:
     devices = [each for each in shown.devices if each.state != "not_configured"]
     return FleetTotals(
-        devices=len(devices), free_devices=sum(each.processes == 0 for each in devices),
+        devices=len(devices), free_devices=sum(each.state == "ready" and each.processes == 0 for each in devices),
         unhealthy_devices=sum(each.state == "unhealthy" for each in devices), jobs=len(shown.jobs) + shown.left_out,
     )  # fmt: skip
 

@@ -122,7 +122,7 @@ class FleetTotals(Answer):
     nodes: int = 1
     states: dict[NodeState, int] = Field(default={}, description="how many nodes, by state")
     devices: int
-    free_devices: int = Field(description="without processes")
+    free_devices: int = Field(description="that take processes and have none")
     unhealthy_devices: int
     jobs: int
     oldest_s: float = Field(default=0.0, description="seconds since the oldest answer of the nodes that have answered")

@@ -55,6 +55,22 @@ class Unready(Instruction):
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Spare:
+    """Of a device's memory, what communicators that were made ahead take, and could be given up."""
+
+    bytes: int
+    unknown: bool = False  # some are just being made, and nobody knows what these will take
+
+    def __add__(self, other: Spare) -> Spare:
+        return Spare(self.bytes + other.bytes, self.unknown or other.unknown)
+
+    def of(self, missing: int) -> int:
+        """How much comes free for a program that lacks so many bytes. 0: not enough, and nothing is given up."""
+        coming = max(self.bytes, missing) if self.unknown else self.bytes
+        return coming if coming >= missing else 0
+
+
 @dataclass(slots=True)
 class _Attempt:
     number: int
@@ -73,10 +89,8 @@ class _Trouble:
 
 
 class Prepared:
-    def __init__(self, bound: int, first: int = 1) -> None:
-        """`bound`: bytes of device memory that the communicators of one standby may take; 0: there are none. `first`:
-        the number of the first attempt, higher than any of an earlier daemon."""
-        self.bound = bound
+    def __init__(self, first: int = 1) -> None:
+        """`first`: the number of the first attempt, higher than any of an earlier daemon."""
         self._next = first
         self._attempts: dict[int, _Attempt] = {}
         self._current: dict[tuple[str, Key], int] = {}  # attempts, by who moves and communicator
@@ -88,12 +102,12 @@ class Prepared:
         self._short: dict[str, int] = {}  # processes on a device that was full: until when they make none
 
     def settled(
-        self, t: int, whole: Mapping[Key, tuple[str, ...]], standbys: Mapping[str, int | None]
+        self, t: int, whole: Mapping[Key, tuple[str, ...]], standbys: Mapping[str, int | None],
+        bounds: Mapping[str, int],
     ) -> list[Instruction]:  # fmt: skip
-        """A group has a snapshot with these communicators, of these processes. `standbys`: those that are warm."""
+        """A group has a snapshot with these communicators, of these processes. `standbys`: those that are warm.
+        `bounds`: bytes of device memory that the communicators of a process's standby may take; 0: it makes none."""
         self._refused = {one: servers for one, servers in self._refused.items() if one[1] not in whole}
-        if self.bound == 0:
-            return []
         out: list[Instruction] = []
         for key in sorted(whole):
             processes = set(whole[key])
@@ -103,7 +117,7 @@ class Prepared:
                 if attempt.servers == servers:
                     continue
                 out += self._void(attempt)
-            if len(servers) == len(processes) and self._may(t, key, servers):
+            if len(servers) == len(processes) and self._may(t, key, servers, bounds):
                 out += self._begin("", key, servers)
         return out
 
@@ -200,25 +214,30 @@ class Prepared:
         number of devices that each of them uses."""
         return sum(self._taken.get(server, 0) // devices for server, devices in device.items())
 
-    def short(self, t: int, device: Mapping[Server, int], missing: int) -> tuple[list[Instruction], int]:
-        """A program lacks so many bytes there, which come before all of these. Also returns how many bytes come free;
-        0: it would not be enough, and nothing is given up."""
-        there = [one for one in self._attempts.values() if not device.keys().isdisjoint(one.servers.items())]
+    def spare(self, t: int, device: Mapping[Server, int]) -> Spare:
+        """What a program on that device could have of it."""
+        unknown = any(one.missing for one in self._attempts.values() if self._is_on(one, device))
         # Ranks of one job run out of memory at the same moment: what the first had given up is the second's, too.
-        coming = self.bytes_on(device) + self._freed_on(t, device)
-        if any(one.missing for one in there):
-            coming = max(coming, missing)  # nobody knows how much that will take
-        if coming == 0 or coming < missing:
-            return [], 0
+        return Spare(self.bytes_on(device) + self._freed_on(t, device), unknown)
+
+    def give_up(self, t: int, device: Mapping[Server, int]) -> list[Instruction]:
+        """A program lacks memory there, which comes before all of these."""
+        there = [one for one in self._attempts.values() if self._is_on(one, device)]
         out: list[Instruction] = []
         for one in there:
             for server in one.servers.items():
                 self._freed[server] = (self._taken.get(server, 0), t + LETTING_GO)
         for one in there:
             out += self._void(one)
+        # Of processes that others coordinate nobody says here that they have ended.
+        self._short = {process: until for process, until in self._short.items() if t < until}
         for process, _ in device:
             self._short[process] = t + SHORT_PAUSE
-        return out, coming
+        return out
+
+    @staticmethod
+    def _is_on(attempt: _Attempt, device: Mapping[Server, int]) -> bool:
+        return not device.keys().isdisjoint(attempt.servers.items())
 
     def _freed_on(self, t: int, device: Mapping[Server, int]) -> int:
         self._freed = {server: (size, until) for server, (size, until) in self._freed.items() if t < until}
@@ -227,6 +246,13 @@ class Prepared:
     def made_by(self, process: str, server: int) -> int:
         """Communicators that it has made, as have the others' servers."""
         return sum(one.servers.get(process) == server and not one.missing for one in self._attempts.values())
+
+    def without(self, process: str) -> list[Instruction]:
+        """What its servers have made is of no use any more."""
+        out: list[Instruction] = []
+        for attempt in [one for one in self._attempts.values() if process in one.servers]:
+            out += self._void(attempt)
+        return out
 
     def gone(self, process: str) -> list[Instruction]:
         """The process has ended."""
@@ -241,7 +267,7 @@ class Prepared:
 
     # --- small parts -------------------------------------------------------------------------------------------------
 
-    def _may(self, t: int, key: Key, servers: dict[str, int]) -> bool:
+    def _may(self, t: int, key: Key, servers: dict[str, int], bounds: Mapping[str, int]) -> bool:
         trouble = self._troubles.get(key)
         if trouble is not None and t < trouble.not_before and trouble.servers == servers:
             return False
@@ -251,7 +277,8 @@ class Prepared:
             of_it = [one for one in self._attempts.values() if one.servers.get(process) == number]
             taken = self._taken.get((process, number), 0)
             largest = max((one.bytes.get(process, 0) for one in of_it), default=0)
-            if len(of_it) >= MOST_OF_PROCESS or taken + largest > self.bound:
+            bound = bounds.get(process, 0)
+            if bound == 0 or len(of_it) >= MOST_OF_PROCESS or taken + largest > bound:
                 return False
         return True
 

@@ -234,4 +234,4 @@ class Health:
         return answer
 
     async def _write(self, write: Callable[[Session], Any]) -> Any:
-        return await asyncio.wrap_future(self._writer.submit("health.findings", write))
+        return await self._writer.write("health.findings", write)

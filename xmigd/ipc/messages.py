@@ -72,6 +72,13 @@ class Opened(Message):
     device_bytes: Number
 
 
+class Joining(Message):
+    """Of a server that has a process: communicators are being made, or no longer."""
+
+    type: Literal["joining"]
+    joining: bool
+
+
 class MemoryAdd(Message):
     type: Literal["memory"]
     op: Literal["add"]
@@ -83,6 +90,8 @@ class MemoryAdd(Message):
     name: Annotated[str, Field(max_length=255)] = ""
     foreign: bool = False
     """Shadow on the device that the job was on before. It stays until the server has dropped it."""
+    sealed: bool = False
+    """Shadow that a checkpoint has, too: it is read, and never written."""
     change: Number = 0
     """Of the job's memory: its number. 0: it is none, or the server does not say."""
 
@@ -177,6 +186,7 @@ class Announce(Message):
     has_backlog: bool = False  # from an earlier daemon
     takes_profiling: bool = False  # it knows `profile`, `trace` and `end_trace`
     takes_sharing: bool = False  # it knows `share`
+    joining: bool = False  # it makes communicators, as in `joining`
     quota_slots: Annotated[tuple[Small, ...], Field(max_length=8, strict=False)] = ()
     """Of its process in the page of the job's memory quota, by ordinal. None: it has no such page."""
 
@@ -419,7 +429,8 @@ class Suspended(Message):
 
 class SnapshotSlab(Message):
     """A piece of the memory to which a snapshot's content was copied, with its place in the shadow that a next server
-    is given. `known`: there are only places; the content is that of the copy that `copy_snapshot` has named."""
+    is given. `known`: there are only places; the content is that of the copy that `copy_snapshot` has named.
+    `rounded`: each of its chunks has named numbers, which are not what the device has."""
 
     type: Literal["snapshot_slab"]
     number: Number
@@ -427,15 +438,29 @@ class SnapshotSlab(Message):
     address: Number
     bytes: Annotated[int, Field(gt=0, le=1 << 30)]
     known: bool = False
+    rounded: bool = False
+
+
+class RoundedNumbers(Message):
+    """Named numbers of one type in a lossy copy. Errors are the largest of a number that was rounded; the relative one
+    is against what it was."""
+
+    type: Literal["float16", "bfloat16", "float32", "float64"]
+    ranges: Number
+    bytes: Number
+    changed: Number
+    largest_relative: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+    largest_absolute: Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class SnapshotCopied(Message):
-    """All of it, and the snapshot's file that names the places."""
+    """All of it, and the snapshot's file that names the places. `rounded`: of a lossy copy, what it has rounded."""
 
     type: Literal["snapshot_copied"]
     number: Number
     bytes: Number
     ms: Millis
+    rounded: Annotated[tuple[RoundedNumbers, ...], Field(max_length=4)] = ()
 
 
 class SnapshotNotCopied(Message):
@@ -466,7 +491,7 @@ ServerMessage = (
     | MoveFailed | HandedOver | HandoverFailed | SuspendProgress | Prepared | Preloaded | Suspended | SuspendFailed
     | ResumeFailed | Kept | Meet | Communicator | CommunicatorFailed | CommunicatorPrepared | GroupWanted
     | GroupStopped | GroupHeld | GroupBusy | GroupStuck | ReplicasWanted | ChunksWanted | ChunksRead | CopiesMade
-    | MemoryShort | SnapshotSlab | SnapshotCopied | SnapshotNotCopied
+    | MemoryShort | SnapshotSlab | SnapshotCopied | SnapshotNotCopied | Joining
 )  # fmt: skip
 _adapter: TypeAdapter[ServerMessage] = TypeAdapter(
     Annotated[
@@ -475,7 +500,7 @@ _adapter: TypeAdapter[ServerMessage] = TypeAdapter(
         | MoveFailed | HandedOver | HandoverFailed | SuspendProgress | Prepared | Preloaded | Suspended | SuspendFailed
         | ResumeFailed | Kept | Meet | Communicator | CommunicatorFailed | CommunicatorPrepared | GroupWanted
         | GroupStopped | GroupHeld | GroupBusy | GroupStuck | ReplicasWanted | ChunksWanted | ChunksRead
-        | CopiesMade | MemoryShort | SnapshotSlab | SnapshotCopied | SnapshotNotCopied,
+        | CopiesMade | MemoryShort | SnapshotSlab | SnapshotCopied | SnapshotNotCopied | Joining,
         Field(discriminator="type"),
     ]
 )  # fmt: skip

@@ -20,6 +20,7 @@ from xmigd.ipc.exits import End
 from xmigd.jobs.repository import Conditions
 from xmigd.jobs.schemas import (
     LABEL_KEY,
+    LABEL_WORDS,
     Armed,
     InjectRequest,
     JobChange,
@@ -33,14 +34,15 @@ from xmigd.jobs.schemas import (
     StopAnswer,
 )
 from xmigd.jobs.service import Jobs, Sort
-from xmigd.schemas import EXACT
+from xmigd.schemas import EXACT, written
 from xmigd.text import INVISIBLE
 from xmigd.users import uid_of
 
 router = make_router("/v1/jobs")
 JOBS = TypeAdapter(list[JobInfo])
 JobId = Annotated[str, Path(max_length=64)]
-Label = Annotated[str, Query(max_length=319, pattern=f"{LABEL_KEY[:-1]}(=[^{INVISIBLE}]*)?$")]
+LABEL = f"{LABEL_KEY[:-1]}(=[^{INVISIBLE}]*)?$"
+Label = Annotated[str, Query(max_length=319, pattern=LABEL), written(LABEL, LABEL_WORDS)]
 TheJobs = Annotated[Jobs, provided(Jobs)]
 
 
@@ -77,6 +79,7 @@ async def make_job(
         state="created", processes=0, strict=job.strict, nodes=job.nodes.split(",") if job.nodes else [],
         unprotected=0, faults=0, recoveries=0, labels=wanted.labels, external_id=job.external_id,
         priority=job.priority, reserved_bytes=job.reserved_bytes, memory_quota=job.memory_quota,
+        walltime_s=job.walltime_s,
         watched=made.watched, preload=made.preload,
         library_path=made.library_path, environment=made.environment,
         # JAX keeps what it has got otherwise, and no snapshot can tell what of it is in use (docs/decisions/0030).

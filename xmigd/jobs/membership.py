@@ -32,6 +32,8 @@ def new_job(
     priority: Priority = "normal",
     reserved_bytes: int | None = None,
     memory_quota: int | None = None,
+    sm_share: int | None = None,
+    walltime_s: float | None = None,
 ) -> tuple[JobRow, str]:
     """A job and its token. What goes into XMIG_JOB is `<id>:<token>`."""
     token = secrets.token_hex(12)
@@ -41,7 +43,7 @@ def new_job(
         replica_policy=replica_policy, strict=strict,
         runner_pid=None if runner is None else runner[0], runner_start=None if runner is None else runner[1],
         nodes=nodes, external_id=external_id, restored_from=restored_from, priority=priority,
-        reserved_bytes=reserved_bytes, memory_quota=memory_quota,
+        reserved_bytes=reserved_bytes, memory_quota=memory_quota, sm_share=sm_share, walltime_s=walltime_s,
     )  # fmt: skip
     return job, token
 

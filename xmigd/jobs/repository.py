@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, cast
 
@@ -25,16 +25,46 @@ from sqlalchemy.orm import Session
 
 from xmigd.database import models
 from xmigd.database.models import Fault, Job, JobLabel, Process, Recovery
+from xmigd.devices.names import devices_of
 from xmigd.ipc.exits import End
 from xmigd.processes.states import LIVE
 from xmigd.records import JobRow, Priority, ReplicaPolicy
+from xmigd.text import harmless
 from xmigd.users import user_name
 
 ADDING = insert(models.Base.metadata.tables["jobs"])  # made once: to make it takes longer than to execute it
 
 
+SLURM = "slurm:"  # before the number of a job, as `xmigctl slurm task` names it
+KUBERNETES = "k8s:"  # before namespace, name and uid of a pod, as the adapter names it
+
+
 def find(session: Session, job_id: str) -> Job | None:
     return session.get(Job, job_id)
+
+
+def number_of_slurm(external_id: str | None) -> str | None:
+    """Slurm's number of a job that it has started. None: it has not."""
+    if external_id is None or not external_id.startswith(SLURM):
+        return None
+    return external_id.removeprefix(SLURM)
+
+
+def allocated_to(external_id: str | None) -> str | None:
+    """Whom, in words for people, a scheduler that counts devices has given some to. It hears of no move, and may give
+    the next device to somebody else. None: there is no such scheduler."""
+    if (number := number_of_slurm(external_id)) is not None:
+        return f"Slurm's job {harmless(number, 40)}"
+    if external_id is not None and external_id.startswith(KUBERNETES):
+        pod = external_id.removeprefix(KUBERNETES).rpartition("/")[0]
+        return f"Kubernetes' pod {harmless(pod, 80)}"
+    return None
+
+
+def allocated(session: Session, ids: Iterable[str]) -> dict[str, str]:
+    """`allocated_to` of those of these jobs that have a place in an allocation."""
+    rows = session.execute(select(Job.id, Job.external_id).where(Job.id.in_(ids), Job.external_id.is_not(None)))
+    return {id: whom for id, name in rows if (whom := allocated_to(name)) is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +168,10 @@ def details(session: Session, ids: Sequence[str]) -> list[dict[str, Any]]:
     faults, recoveries = _totals(session, Fault, ids), _totals(session, Recovery, ids)
     last = select(Process.job_id, func.max(Process.ended_at)).where(Process.job_id.in_(ids)).group_by(Process.job_id)
     ended = {row[0]: row[1] for row in session.execute(last)}
+    had: dict[str, dict[bool, set[str]]] = {}
+    places = select(Process.job_id, Process.state.in_(LIVE), Process.device).where(Process.job_id.in_(ids)).distinct()
+    for job, lives, device in session.execute(places):
+        had.setdefault(job, {}).setdefault(bool(lives), set()).update(devices_of(device))
     labels: dict[str, dict[str, str]] = {}
     for label in session.scalars(select(JobLabel).where(JobLabel.job_id.in_(ids)).order_by(JobLabel.key)):
         labels.setdefault(label.job_id, {})[label.key] = label.value
@@ -148,10 +182,16 @@ def details(session: Session, ids: Sequence[str]) -> list[dict[str, Any]]:
             "faults": faults.get(id, 0),
             "recoveries": recoveries.get(id, 0),
             "labels": labels.get(id, {}),
+            "devices": _in_order(had.get(id, {})),
         }
         for id in ids
         if id in rows
     ]
+
+
+def _in_order(had: Mapping[bool, set[str]]) -> list[str]:
+    """Devices of those that live; of a job without any, of all that have ended."""
+    return sorted(had.get(True) or had.get(False) or (), key=lambda name: (len(name), name))
 
 
 def _totals(session: Session, model: type[Fault] | type[Recovery], jobs: Sequence[str]) -> dict[str, int]:
@@ -175,7 +215,8 @@ def _job(row: Job, state: str, live: int, suspended: int, last: float | None) ->
         "exit_code": row.exit_code, "exit_signal": row.exit_signal, "strict": row.strict,
         "nodes": row.nodes.split(",") if row.nodes else [], "external_id": row.external_id,
         "restored_from": row.restored_from, "priority": row.priority, "reserved_bytes": row.reserved_bytes,
-        "memory_quota": row.memory_quota, "version": row.version,
+        "memory_quota": row.memory_quota, "sm_share": row.sm_share, "walltime_s": row.walltime_s,
+        "version": row.version,
     }  # fmt: skip
 
 
@@ -222,7 +263,7 @@ def job_row(job: models.Job) -> JobRow:
         replica_policy=cast(ReplicaPolicy | None, job.replica_policy), strict=job.strict,
         runner_pid=job.runner_pid, runner_start=job.runner_start, nodes=job.nodes, external_id=job.external_id,
         restored_from=job.restored_from, priority=cast(Priority, job.priority), reserved_bytes=job.reserved_bytes,
-        memory_quota=job.memory_quota,
+        memory_quota=job.memory_quota, sm_share=job.sm_share, walltime_s=job.walltime_s,
     )  # fmt: skip
 
 

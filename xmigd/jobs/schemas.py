@@ -9,13 +9,15 @@ from pydantic import BaseModel, ConfigDict, Field
 from xmigd.checkpoints.movable import Code, Stops
 from xmigd.process.events import InjectKind, InjectPoint
 from xmigd.records import LogLevel, LogSource, Priority, ReplicaPolicy
-from xmigd.schemas import EXACT, Answer
+from xmigd.schemas import EXACT, Answer, written
 from xmigd.text import VISIBLE
 
 MOST_LABELS = 32  # of a job
+MOST_WALLTIME = 366 * 86400.0  # seconds
 QUOTA_LEAST = 2 << 20  # bytes: memory comes in pieces of this size
 LABEL_KEY = r"^[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?$"
-LabelKey = Annotated[str, Field(pattern=LABEL_KEY)]
+LABEL_WORDS = "a label's key has 1 to 63 of A-Z a-z 0-9 . _ / - and begins and ends with a letter or a digit"
+LabelKey = Annotated[str, Field(pattern=LABEL_KEY), written(LABEL_KEY, LABEL_WORDS)]
 LabelValue = Annotated[str, Field(max_length=255, pattern=VISIBLE)]
 ExternalId = Annotated[
     str, Field(min_length=1, max_length=255, pattern=VISIBLE, description="what its scheduler calls it: slurm:4711")
@@ -62,6 +64,22 @@ class JobRequest(BaseModel):
             "all. The same is reserved, unless `reserve_bytes` says less",
         ),
     ] | None = None  # fmt: skip
+    sm_share: Annotated[
+        int,
+        Field(
+            ge=1, le=100,
+            description="percent of its device's multiprocessors that each of its programs has at most, where the "
+            "device is shared through MPS; null: all. Without `device` it gets one that is",
+        ),
+    ] | None = None  # fmt: skip
+    walltime_s: Annotated[
+        float,
+        Field(
+            gt=0, le=MOST_WALLTIME, allow_inf_nan=False,
+            description="seconds that it takes at most, as its user or its scheduler expects; predictions begin with "
+            "it. It does not end the job",
+        ),
+    ] | None = None  # fmt: skip
     reserve_bytes: Annotated[
         int,
         Field(
@@ -102,7 +120,10 @@ class JobInfo(Answer):
     command: str
     uid: int
     user: str = Field(default="", description="what the daemon's machine calls them")
-    device: str | None
+    device: str | None = Field(description="that it names; null: none, xMIG has chosen")
+    devices: list[str] = Field(
+        default=[], description="that its processes have; of a job that is over, those that they had last"
+    )
     registered: bool
     hang_timeout: float | None = Field(description="seconds; null: the daemon's setting")
     replica_policy: ReplicaPolicy | None = Field(
@@ -131,6 +152,12 @@ class JobInfo(Answer):
     reserved_bytes: int | None = Field(default=None, description="device memory, on each of its devices")
     memory_quota: int | None = Field(
         default=None, description="device memory that its programs have together of each of its devices; null: all"
+    )
+    sm_share: int | None = Field(
+        default=None, description="percent of its device's multiprocessors, where that is shared through MPS; null: all"
+    )
+    walltime_s: float | None = Field(
+        default=None, description="seconds that it takes at most, as its user or its scheduler expects"
     )
     restored_from: str | None = Field(default=None, description="the job whose checkpoint it was restored from")
     version: int = Field(default=1, description="its ETag's")

@@ -105,7 +105,8 @@ class Jobs:
             name=name, command=wanted.command, uid=uid, device=wanted.device, visible=wanted.visible_devices,
             hang_timeout=wanted.hang_timeout, replica_policy=wanted.replica_policy, strict=wanted.strict, runner=runner,
             nodes=wanted.nodes, external_id=wanted.external_id, priority=wanted.priority,
-            reserved_bytes=reserved, memory_quota=wanted.memory_quota,
+            reserved_bytes=reserved, memory_quota=wanted.memory_quota, sm_share=wanted.sm_share,
+            walltime_s=wanted.walltime_s,
         )  # fmt: skip
         is_predicted = job.reserved_bytes is None and self._predicted is not None
         if self._predicted is not None and job.reserved_bytes is None:
@@ -114,8 +115,8 @@ class Jobs:
             job = replace(job, device=await self._admit(job, is_predicted=is_predicted))
         created_at = time.time()
         try:
-            await asyncio.wrap_future(
-                self._writer.submit("jobs.add", lambda session: repository.add(session, job, created_at, wanted.labels))
+            await self._writer.write(
+                "jobs.add", lambda session: repository.add(session, job, created_at, wanted.labels)
             )
         except BaseException:
             self._admission.forget(job.id)
@@ -212,7 +213,7 @@ class Jobs:
             if not repository.change(session, row, change.labels, values, MOST_LABELS):
                 raise Invalid(f"labels: a job has at most {MOST_LABELS}", hint="remove some (null)")
 
-        await asyncio.wrap_future(self._writer.submit("jobs.change", write))
+        await self._writer.write("jobs.change", write)
         info = await asyncio.to_thread(self.find, job, caller)
         data = {"labels": info.labels, "external_id": info.external_id, "by": caller.name}
         self._bus.publish("job.changed", "job", job, job, data)
@@ -273,16 +274,14 @@ class Jobs:
         def write(session: Session) -> None:
             session.execute(update(models.Job).where(models.Job.id == job).values(stopped=True))
 
-        await asyncio.wrap_future(self._writer.submit("jobs.stop", write))
+        await self._writer.write("jobs.stop", write)
         return self._supervisor.stop_job(job, f"{caller.name} stopped the job")
 
     async def exited(self, job: str, caller: Caller, end: End) -> JobInfo:
         """Raises NotFound, Forbidden."""
         await self._check_owner(caller, job)
         at = time.time()
-        await asyncio.wrap_future(
-            self._writer.submit("jobs.end", lambda session: repository.end(session, job, end, at))
-        )
+        await self._writer.write("jobs.end", lambda session: repository.end(session, job, end, at))
         publish_job_end(self._bus, job, end)
         return await asyncio.to_thread(self.find, job, caller)
 
@@ -310,7 +309,7 @@ def _subject(job: JobRow, labels: Mapping[str, str]) -> Subject:
     """As it is known before it begins."""
     return Subject(
         user=str(job.uid), name=job.name, command=job.command, labels=tuple(sorted(labels.items())),
-        devices=number_of_devices(job.device), started_at=time.time(),
+        devices=number_of_devices(job.device), started_at=time.time(), walltime=job.walltime_s,
     )  # fmt: skip
 
 

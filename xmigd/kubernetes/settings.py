@@ -22,7 +22,7 @@ def _address(value: str) -> str:
 class KubernetesSettings(Configuration):
     """Every setting is also an environment variable: XMIG_KUBERNETES_ and its name in capitals."""
 
-    model_config = SettingsConfigDict(env_prefix="XMIG_KUBERNETES_", extra="ignore")
+    model_config = SettingsConfigDict(env_prefix="XMIG_KUBERNETES_", extra="forbid")
     program = "xmig-kubernetes"
     file = "/etc/xmig/xmig-kubernetes.toml"
     file_variable = "XMIG_KUBERNETES_CONFIG"

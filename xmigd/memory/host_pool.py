@@ -7,12 +7,14 @@ processes for ever.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import errno
 import mmap
 import os
 from collections import deque
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 from xmigd import log
 from xmigd.host_memory import RESERVE, available_memory
@@ -36,26 +38,65 @@ class HostPool:
 
     def __init__(self, size: int, piece: int, taken: Callable[[], int | None]) -> None:
         self._size = size
-        self._piece = piece
+        self.piece = piece  # bytes of each
         self._taken = taken
         self._ready: deque[Fd] = deque()
         self._making = 0
         self._why = ""
         self._small = ""  # why a piece has small pages
+        self._folder: Path | None = None
+        self._spare: Callable[[], int] = lambda: 0
+        self._give_up: Callable[[int], None] = lambda wanted: None
 
     @property
     def ready(self) -> int:
         """Bytes that can be had at once."""
-        return len(self._ready) * self._piece
+        return len(self._ready) * self.piece
+
+    def share(self, folder: Path, spare: Callable[[], int], give_up: Callable[[int], None]) -> None:
+        """With checkpoints (xmigd/checkpoints/memory.py). From now on pieces are files without a name in this folder of
+        a tmpfs, where they can get one: then a checkpoint that was copied into them stays there. `spare`: the bytes
+        that checkpoints can `give_up`."""
+        self._folder, self._spare, self._give_up = folder, spare, give_up
+
+    def room(self) -> int:
+        """Bytes of host memory that can be had, here or from others."""
+        return available_memory() + self.ready + self._spare()
+
+    def make_room(self, wanted: int) -> None:
+        """So many bytes are about to be filled. Blocks, while checkpoints give theirs up for it."""
+        missing = wanted + RESERVE - available_memory() - self.ready
+        if missing > 0:
+            self._give_up(missing)
 
     def take(self, wanted: int) -> list[Fd]:
         """Pieces for so many bytes, as far as there are."""
-        count = min(-(-wanted // self._piece), len(self._ready))
+        count = min(-(-wanted // self.piece), len(self._ready))
         return [self._ready.pop() for _ in range(count)]
+
+    def make(self, wanted: int, beside: int = 0) -> list[Fd]:
+        """Pieces for so many bytes, without pages, if they are files that can get a name. `beside`: bytes for which
+        there has to be room in their folder, too."""
+        made: list[Fd] = []
+        with contextlib.suppress(OSError):  # a server makes its own
+            if (folder := self._folder_for(wanted + beside)) is not None:
+                while len(made) * self.piece < wanted:
+                    made.append(make_file(folder))
+        return made
+
+    def _folder_for(self, wanted: int) -> Path | None:
+        """None: they are in no folder, it is gone, or its file system has no room for so many bytes more."""
+        if self._folder is None:
+            return None
+        try:
+            about = os.statvfs(self._folder)
+        except OSError:
+            return None
+        return self._folder if about.f_bavail * about.f_frsize - RESERVE >= wanted else None
 
     async def keep(self) -> None:
         """Make what is missing, for ever."""
-        if self._size < self._piece:
+        if self._size < self.piece:
             return
         at_once = max(1, (os.cpu_count() or 1) // 4)
         await asyncio.gather(*(self._keep() for _ in range(min(at_once, MOST_AT_ONCE))))
@@ -66,14 +107,14 @@ class HostPool:
                 await asyncio.sleep(PERIOD)
 
     def _is_short(self) -> bool:
-        missing = self._size - self.ready - (self._making + 1) * self._piece
+        missing = self._size - self.ready - (self._making + 1) * self.piece
         if missing < 0:
             return False
         taken = self._taken()
         return taken is not None and taken <= missing
 
     def _has_room(self) -> bool:
-        if available_memory() - RESERVE >= self._piece * (self._making + 1):
+        if available_memory() - RESERVE >= self.piece * (self._making + 1):
             return True
         self._say("the host has no more memory available")
         return False
@@ -81,7 +122,8 @@ class HostPool:
     async def _add(self) -> bool:
         self._making += 1
         try:
-            piece, small = await asyncio.to_thread(make_piece, self._piece)
+            folder = self._folder_for(self._making * self.piece)
+            piece, small = await asyncio.to_thread(make_piece, self.piece, folder)
         except OSError as error:
             self._say(error.strerror or type(error).__name__)
             return False
@@ -102,9 +144,16 @@ class HostPool:
         self._why = why
 
 
-def make_piece(size: int) -> tuple[Fd, str]:
+def make_file(folder: Path | None) -> Fd:
+    """Empty, without pages: in this folder of a tmpfs, or in none. Raises OSError."""
+    if folder is None:
+        return Fd(os.memfd_create("xmig-room", os.MFD_CLOEXEC))
+    return Fd(os.open(folder, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600))
+
+
+def make_piece(size: int, folder: Path | None = None) -> tuple[Fd, str]:
     """Empty host memory that has its pages: huge ones, or small ones and why. Raises OSError."""
-    piece = Fd(os.memfd_create("xmig-room", os.MFD_CLOEXEC))
+    piece = make_file(folder)
     os.ftruncate(piece.fileno(), size)
     try:
         make_huge(piece.fileno(), size)

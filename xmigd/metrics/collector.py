@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -89,7 +89,9 @@ class ProcessCollector(Collector):
             "xmigd_expected_stall_seconds", "What the program would wait if its server died now", labels=labels
         )
         bound = GaugeMetricFamily("xmigd_stall_bound_seconds", "What snapshots are to keep that below", labels=labels)
-        cost = CounterMetricFamily("xmigd_snapshot_seconds", "Time that snapshots have cost the program", labels=labels)
+        cost = CounterMetricFamily(
+            "xmigd_snapshot_seconds", "Time for which snapshots kept the program's work waiting", labels=labels
+        )
         now = time.monotonic_ns()
         for process in processes:
             if (stall := process.stall()) is not None:
@@ -129,13 +131,16 @@ class WorkCollector(Collector):
     """What the daemon does."""
 
     def __init__(
-        self, *, supervisor: Supervisor, operations: Operations, bus: Bus, breaker: Breaker, writer: Writer
-    ) -> None:
+        self, *, supervisor: Supervisor, operations: Operations, bus: Bus, breaker: Breaker, writer: Writer,
+        damaged: Callable[[], int],
+    ) -> None:  # fmt: skip
+        """`damaged`: copies in host memory, of checkpoints."""
         self._supervisor = supervisor
         self._operations = operations
         self._bus = bus
         self._breaker = breaker
         self._writer = writer
+        self._damaged = damaged
 
     def collect(self) -> Iterable[Metric]:
         ended = CounterMetricFamily("xmigd_operations", "Operations that are over", labels=["kind", "state"])
@@ -160,6 +165,10 @@ class WorkCollector(Collector):
         yield CounterMetricFamily(
             "xmigd_automatic_actions_refused", "What the circuit breaker stopped", value=self._breaker.refused
         )
+        yield CounterMetricFamily(
+            "xmigd_checkpoint_copies_damaged", "Of host memory: what was restored of them came from the disk",
+            value=self._damaged(),
+        )  # fmt: skip
         failing = self._writer.failure is not None
         ready = self._supervisor.host_pool.ready
         yield _gauge("xmigd_host_pool_bytes", "Host memory that is ready for suspensions", [], [((), ready)])

@@ -20,12 +20,6 @@ class Counts:
             registry=self.registry,
         )  # fmt: skip
         self._snapshots = Counter("xmigd_snapshots", "Snapshots taken", ["job"], registry=self.registry)
-        self._snapshot_seconds = Counter(
-            "xmigd_snapshot_seconds",
-            "Time in which snapshots kept the program's work waiting",
-            ["job"],
-            registry=self.registry,
-        )
         self._snapshot_bytes = Counter(
             "xmigd_snapshot_copied_bytes", "Bytes that snapshots copied into shadows", ["job"], registry=self.registry
         )
@@ -47,7 +41,6 @@ class Counts:
     def snapshot(self, job: str, snapshot: Snapshot) -> None:
         self._jobs.add(job)
         self._snapshots.labels(job).inc()
-        self._snapshot_seconds.labels(job).inc(snapshot.ms / 1e3)
         self._snapshot_bytes.labels(job).inc(snapshot.copied_bytes)
 
     def process_over(self, process: str) -> None:
@@ -57,5 +50,5 @@ class Counts:
         """Its series end: jobs come and go for ever."""
         if job in self._jobs:
             self._jobs.discard(job)
-            for counter in (self._snapshots, self._snapshot_seconds, self._snapshot_bytes):
+            for counter in (self._snapshots, self._snapshot_bytes):
                 counter.remove(job)

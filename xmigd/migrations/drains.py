@@ -228,7 +228,7 @@ class Drains:
     def _check(self, devices: Iterable[str]) -> None:
         for device in devices:
             if device not in self._devices:
-                raise NotFound(f"there is no device {device!r}", hint="GET /v1/devices lists them")
+                raise NotFound(f"there is no device {device!r}", hint="xmigctl device list lists them")
 
     def _on(self, devices: Iterable[str]) -> list[Process]:
         return [
@@ -298,7 +298,8 @@ class Drains:
         return part["state"] == "failed" or (part["state"] == "cancelled" and order.ways.otherwise != "stay")
 
     async def _move_here(self, order: _Order, process: Process, part: Part) -> None:
-        targets = (await self._moves.plan(process)).targets
+        # A drain is the operator's word about a device, also to schedulers' jobs.
+        targets = (await self._moves.plan(process, leaves_allocation=True)).targets
         best = _best(targets)
         if best is None:
             why = "; ".join(dict.fromkeys(reason.text for reason in _reasons(targets)))
@@ -307,7 +308,7 @@ class Drains:
         part["how"] = "move"
         await self._moves.move_part(
             process, best.device, part, requestor=order.requestor, cancelled=order.operation.cancelled,
-            ends=order.moves_end,
+            ends=order.moves_end, leaves_allocation=True,
         )  # fmt: skip
 
     async def _move_to_nodes(self, order: _Order, process: Process, part: Part) -> None:

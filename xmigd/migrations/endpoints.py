@@ -12,7 +12,7 @@ from xmigd.api.routing import make_router
 from xmigd.database.reader import Reader
 from xmigd.devices.names import together
 from xmigd.driver_checkpoint.service import PREFIX, DriverMoves
-from xmigd.errors import Conflict, NotFound
+from xmigd.errors import Conflict, Invalid, NotFound
 from xmigd.migrations import repository
 from xmigd.migrations.drains import Drains, Step, Ways
 from xmigd.migrations.schemas import (
@@ -106,7 +106,9 @@ async def plan_migration(
         process = processes.controlled(caller, request.process)
         return elsewhere(process, await transfers.plan(process, request.node))
     else:
-        plan = await moves.plan(processes.controlled(caller, request.process), request.engine)
+        plan = await moves.plan(
+            processes.controlled(caller, request.process), request.engine, leaves_allocation=request.leave_allocation
+        )
     targets = [asdict(target) | {"allowed": target.allowed} for target in plan.targets]
     return PlanInfo.model_validate(asdict(plan) | {"free_bytes": plan.free_bytes, "targets": targets})
 
@@ -123,7 +125,8 @@ async def start_migration(
 ) -> OperationInfo:
     """Move a process to another device while it runs; with target `NODE` or `NODE/DEVICES` all processes of its job to
     another node.
-    `max_downtime_ms`: give it up rather than let it stand longer. With engine=driver a program that was not started
+    `max_downtime_ms`: give it up rather than let it stand longer. `leave_allocation`: also a job that a scheduler has
+    given its devices (`scheduled`). With engine=driver a program that was not started
     under xMIG, pid:1234, which stands still meanwhile."""
     if is_native(request.process, request.engine):
         row = await native.move(request.process, request.target, uid=caller.owner, requestor=caller.name)
@@ -132,12 +135,14 @@ async def start_migration(
         caller.check_operator()
         row = await transfers.move(
             processes.controlled(caller, request.process), request.target, max_downtime_ms=request.max_downtime_ms,
-            requestor=caller.name,
+            requestor=caller.name, publish=request.publish,
         )  # fmt: skip
         return accepted(row, response)
+    if request.publish:
+        raise Invalid("ports are published with a move to another node: on this one they stay as they are")
     row = await moves.move(
         processes.controlled(caller, request.process), request.target, engine=request.engine,
-        max_downtime_ms=request.max_downtime_ms, requestor=caller.name,
+        max_downtime_ms=request.max_downtime_ms, requestor=caller.name, leaves_allocation=request.leave_allocation,
     )  # fmt: skip
     return accepted(row, response)
 
@@ -169,7 +174,7 @@ def get_migration(reader: TheReader, caller: AnyCaller, migration: ProcessId) ->
     with reader.session() as session:
         rows = repository.page(session, migration_id=migration, owner=caller.owner)
     if not rows:
-        raise NotFound(f"there is no migration {migration!r}", hint="GET /v1/migrations lists them")
+        raise NotFound(f"there is no migration {migration!r}", hint="xmigctl migrations lists them")
     return shown(rows[0])
 
 
@@ -242,7 +247,7 @@ async def drain_device(
     `nodes`. `otherwise`: what becomes of a job that cannot move, with all of its processes. `within_seconds`: what has
     not left by then stays where it is; `parts` of the operation's progress say of each process what became of it."""
     row = await drains.drain(
-        device, reason=request.reason or "drained", requestor=caller.name, within=request.within_seconds,
+        device, reason=request.reason, requestor=caller.name, within=request.within_seconds,
         ways=_ways(request),
     )  # fmt: skip
     return accepted(row, response)
@@ -254,7 +259,7 @@ async def drain_node(
 ) -> OperationInfo:  # fmt: skip
     """The same with all devices of this node, as one: nothing moves to another of them."""
     row = await drains.drain_node(
-        reason=request.reason or "drained", requestor=caller.name, within=request.within_seconds, ways=_ways(request)
+        reason=request.reason, requestor=caller.name, within=request.within_seconds, ways=_ways(request)
     )
     return accepted(row, response)
 

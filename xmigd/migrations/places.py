@@ -52,12 +52,13 @@ class Places:
         )  # fmt: skip
 
     async def cordon(self, device: str, reason: str, by: str) -> None:
-        """It gets no new process. Raises Unavailable: it cannot be written down."""
+        """It gets no new process. Without a reason it keeps its own. Raises Unavailable: it cannot be written down."""
+        reason = reason or self._supervisor.cordoned.get(device) or "drained"
 
         def write(session: Session) -> None:
             repository.cordon(session, device, True, reason)
 
-        await asyncio.wrap_future(self._writer.submit("devices.cordon", write))
+        await self._writer.write("devices.cordon", write)
         self._supervisor.cordoned[device] = reason
         data = {"cordoned": True, "reason": reason, "by": by}
         self._bus.publish("device.changed", "device", device, None, data)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from xmigd.host_memory import RESERVE, available_memory
+from xmigd.host_memory import RESERVE
 from xmigd.migrations.estimate import Estimate
 from xmigd.process.migration_events import Kind, Reason
 from xmigd.supervisor.process import Process
@@ -79,9 +79,11 @@ def needed_bytes(process: Process) -> list[int]:
 
 
 def make_plan(
-    process: Process, places: Iterable[Place], *, engine: str = "proxy", downtime: Estimate | None = None
+    process: Process, places: Iterable[Place], *, engine: str = "proxy", downtime: Estimate | None = None,
+    stays: Reason | None = None,
 ) -> Plan:  # fmt: skip
-    """Where it may go: every device, or as many together as it has now, with what prevents it."""
+    """Where it may go: every device, or as many together as it has now, with what prevents it. `stays`: why nowhere,
+    beside what the process itself prevents."""
     plan = Plan(
         process=process.row.id, engine=engine,
         source=process.machine.where if process.state == "suspended" else process.row.device,
@@ -92,6 +94,8 @@ def make_plan(
     kind = process.row.device.partition(":")[0]
     count = len(names_of(process.row.device))
     own = general(process, engine, "resume" if process.state == "suspended" else "move")
+    if stays is not None:
+        own.append(stays)
     same = sorted((n for n in known if n.partition(":")[0] == kind), key=_ordinal)
     for chosen in itertools.islice(itertools.combinations(same, count), MAX_TARGETS):
         device = f"{kind}:{','.join(name.partition(':')[2] for name in chosen)}"
@@ -114,6 +118,11 @@ def general(process: Process, engine: str, kind: Kind) -> list[Reason]:
     if why is not None:
         reasons.append(why)
     return reasons
+
+
+def in_allocation(whom: str) -> Reason:
+    """`whom`: `allocated_to` of its job."""
+    return Reason("scheduled", f"it is {whom}, which may not leave the devices of its allocation")
 
 
 def judge(process: Process, device: str, known: dict[str, Place], own: Sequence[Reason] = ()) -> Target:
@@ -197,7 +206,7 @@ def against_suspension(processes: Sequence[Process], to: str, folder: Path) -> l
         if free < needed:
             return [Reason("file_system_full", f"{existing} has {size(free)} free, {what} {size(needed)}")]
     else:
-        room = available_memory() + processes[0].host_pool.ready
+        room = processes[0].host_pool.room()
         if room - RESERVE < needed:
             text = f"the host has {size(room)} of memory available, {what} {size(needed)}"
             return [Reason("pool_too_small", text)]

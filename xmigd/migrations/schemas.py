@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from xmigd.published import MOST_PORTS
 from xmigd.records import Priority
 from xmigd.schemas import Answer
 from xmigd.text import VISIBLE
@@ -18,9 +19,19 @@ class Request(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
+LeaveAllocation = Annotated[
+    bool,
+    Field(
+        description="to another device of this node also if the job is one of Slurm's or Kubernetes', which know "
+        "nothing of it, and may give that device to somebody else"
+    ),
+]
+
+
 class PlanRequest(Request):
     process: Annotated[str, Field(max_length=64)]
     engine: Engine = "proxy"
+    leave_allocation: LeaveAllocation = False
     node: Annotated[
         str | None,
         Field(
@@ -80,6 +91,15 @@ class MoveRequest(Request):
     ]
     engine: Engine = "proxy"
     max_downtime_ms: Annotated[float | None, Field(gt=0, le=3_600_000)] = None
+    leave_allocation: LeaveAllocation = False
+    publish: Annotated[
+        list[Annotated[str, Field(max_length=64)]],
+        Field(
+            max_length=MOST_PORTS,
+            description="with another node: ports there that lead to the job's private network: PORT, PORT:INNER or "
+            "ADDRESS:PORT:INNER",
+        ),
+    ] = []
 
 
 class SuspendRequest(Request):
@@ -123,7 +143,10 @@ class DrainWays(Request):
 
 
 class DrainRequest(DrainWays):
-    reason: Annotated[str, Field(max_length=500, pattern=VISIBLE)] = ""
+    reason: Annotated[
+        str,
+        Field(max_length=500, pattern=VISIBLE, description="empty: that of the cordon, or `drained` if there is none"),
+    ] = ""
 
     within_seconds: Annotated[
         float | None,

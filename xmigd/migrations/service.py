@@ -14,10 +14,12 @@ from typing import Any, Protocol
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
+from xmigd import log
 from xmigd.database import models
 from xmigd.driver_checkpoint.service import DriverMoves
 from xmigd.errors import Cancelled, Conflict, NotFound, ProcessLocation, XmigError
 from xmigd.ids import new_id
+from xmigd.jobs import repository as jobs
 from xmigd.migrations import estimate, repository
 from xmigd.migrations import plan as plans
 from xmigd.migrations.estimate import Estimate, MoveSeen, SnapshotSeen
@@ -27,8 +29,13 @@ from xmigd.operations.repository import OperationRow
 from xmigd.operations.service import Operations, Outcome, interrupted
 from xmigd.process.migration_events import Kind, MigrationRecord, Reason
 from xmigd.processes import repository as processes
-from xmigd.supervisor.process import Process, now
+from xmigd.supervisor.joining import Join
+from xmigd.supervisor.node_messages import To
+from xmigd.supervisor.process import Process
+from xmigd.supervisor.state import now
 from xmigd.supervisor.supervisor import Supervisor, over
+
+logger = log.get("migrations")
 
 OPERATION: dict[Kind, str] = {"move": "migration", "suspend": "suspension", "resume": "resumption"}
 PREEMPTION = "preemption"  # operation that consists of others (xmigd/scheduling/service.py)
@@ -63,21 +70,34 @@ class Moves:
         self._places = places
         self._native = native
         self.turns: Turns | None = None
+        self._under_way: dict[str, _Part] = {}  # by process, from the request on until the operation is over
+        self._over = asyncio.Condition()  # one of them is
+        self._joining: dict[asyncio.Task[None], Join] = {}
+        supervisor.joins.add(self._join)
         for kind in OPERATION.values():
             operations.register(kind, self._resolve)
 
     # --- what is requested --------------------------------------------------------------------------------------------
 
-    async def plan(self, process: Process, engine: str = "proxy") -> plans.Plan:
+    async def plan(self, process: Process, engine: str = "proxy", *, leaves_allocation: bool = False) -> plans.Plan:
         """Every target, with what prevents it. Changes nothing."""
         downtime = await asyncio.to_thread(self.estimate, process)
-        return plans.make_plan(process, await self._places.known(), engine=engine, downtime=downtime)
+        # One that is suspended is resumed.
+        may = leaves_allocation or process.state == "suspended"
+        stays = None if may else await asyncio.to_thread(self._in_allocation, process)
+        return plans.make_plan(process, await self._places.known(), engine=engine, downtime=downtime, stays=stays)
 
     async def move(
-        self, process: Process, target: str, *, engine: str, max_downtime_ms: float | None, requestor: str
-    ) -> OperationRow:
-        """Raises Conflict with the plan's reason."""
-        await self._check(process, target, engine, "move")
+        self, process: Process, target: str, *, engine: str, max_downtime_ms: float | None, requestor: str,
+        leaves_allocation: bool = False,
+    ) -> OperationRow:  # fmt: skip
+        """`leaves_allocation`: also a job that a scheduler has given its devices. Raises Conflict with the plan's
+        reason."""
+        known = {place.id: place for place in await self._places.known()}
+        reasons = plans.judge(process, target, known, plans.general(process, engine, "move")).reasons
+        if not leaves_allocation and (stays := await asyncio.to_thread(self._in_allocation, process)) is not None:
+            reasons.append(stays)
+        _refuse(process, reasons)
         expected = await asyncio.to_thread(self.estimate, process)
         record = _record(process, "move", process.row.device, target)
         record.max_downtime_ms = max_downtime_ms
@@ -90,17 +110,19 @@ class Moves:
         ranks = [one for group in self._groups_of(processes) for one in group]
         return await asyncio.to_thread(plans.against_suspension, ranks, to, self._folder)
 
-    async def suspend(self, processes: Iterable[Process], to: str, *, requestor: str) -> OperationRow:
-        """With each of them all ranks of its group. One that waits for its turn stays where it is, and gets none.
-        Raises Conflict: one cannot be, and none is."""
-        groups = self._groups_of(processes)
+    async def suspend(
+        self, processes: Iterable[Process], to: To, *, requestor: str, joins: bool = False
+    ) -> OperationRow:  # fmt: skip
+        """With each of them all ranks of its group, also those of other nodes; `joins`: one of these has begun it. One
+        that waits for its turn stays where it is, and gets none. Raises Conflict: one cannot be, and none is."""
+        groups = [list(processes)] if joins else self._groups_of(processes)
         ranks = [one for group in groups for one in group]
         first = ranks[0]
         if to == "host" and len(ranks) == 1 and self._waits_for_its_turn(first):
             return await self._stay(first, requestor)
         _refuse(first, await asyncio.to_thread(plans.against_suspension, ranks, to, self._folder))
         parts = [[_Part(one, _record(one, "suspend", one.row.device, to)) for one in group] for group in groups]
-        return await self._start(first, "suspend", parts, requestor)
+        return await self._start(first, "suspend", parts, requestor, joins=joins)
 
     def _waits_for_its_turn(self, process: Process) -> bool:
         asleep = process.state == "suspended" and process.machine.where == "host"
@@ -123,12 +145,12 @@ class Moves:
 
     async def resume(
         self, processes: Iterable[Process], devices: Sequence[str], *, requestor: str, paused: bool = False,
-        wanted: Callable[[], bool] = lambda: True,
+        wanted: Callable[[], bool] = lambda: True, joins: bool = False,
     ) -> OperationRow:  # fmt: skip
-        """Each on its own device, or on these in turn; with each all that were suspended with it. `paused`: they were
-        suspended for a moment only, so their devices keep them, even those that take no new process. `wanted` is called
-        when nothing else can begin any more before this does. Raises Conflict: one cannot be, and none is; or it is not
-        wanted."""
+        """Each on its own device, or on these in turn; with each all that were suspended with it, also those of other
+        nodes, on their devices; `joins`: one of these has begun it. `paused`: they were suspended for a moment only, so
+        their devices keep them, even those that take no new process. `wanted` is called when nothing else can begin any
+        more before this does. Raises Conflict: one cannot be, and none is; or it is not wanted."""
         groups = self._groups_of(processes)
         ranks = [one for group in groups for one in group]
         first = ranks[0]
@@ -151,9 +173,9 @@ class Moves:
             [_Part(one, _record(one, "resume", one.machine.where, targets[one.row.id])) for one in group]
             for group in groups
         ]
-        return await self._start(first, "resume", parts, requestor)
+        return await self._start(first, "resume", parts, requestor, joins=joins)
 
-    async def suspend_job(self, processes: list[Process], to: str, *, requestor: str) -> OperationRow:
+    async def suspend_job(self, processes: list[Process], to: To, *, requestor: str) -> OperationRow:
         """Those of a job that are not suspended yet."""
         awake = [one for one in processes if one.state != "suspended"]
         return await self.suspend(awake or processes, to, requestor=requestor)
@@ -197,14 +219,17 @@ class Moves:
 
     # --- the work ---------------------------------------------------------------------------------------------------
 
-    async def _check(self, process: Process, target: str, engine: str, kind: Kind) -> None:
-        known = {place.id: place for place in await self._places.known()}
-        _refuse(process, plans.judge(process, target, known, plans.general(process, engine, kind)).reasons)
+    def _in_allocation(self, process: Process) -> Reason | None:
+        """Of a job that a scheduler has given its devices, as it is now. Reads the database."""
+        with Session(self._readers) as session:
+            row = jobs.find(session, process.job.id)
+        whom = None if row is None else jobs.allocated_to(row.external_id)
+        return None if whom is None else plans.in_allocation(whom)
 
     async def _start(
-        self, process: Process, kind: Kind, groups: list[list[_Part]], requestor: str
+        self, process: Process, kind: Kind, groups: list[list[_Part]], requestor: str, *, joins: bool = False
     ) -> OperationRow:  # fmt: skip
-        """One operation of all of them."""
+        """One operation of all of them. `joins`: another node has begun it, for its ranks."""
         parts = [part for group in groups for part in group]
         records = [part.record for part in parts]
         id = new_id()
@@ -214,38 +239,114 @@ class Moves:
         async def work(operation: Operation) -> dict[str, Any]:
             for record in records:
                 record.started = now()
-            for group in groups:
-                together = kind == "resume" and self._supervisor.resume_together(part.process for part in group)
-                for part in group:
-                    part.ranks = together
             try:
+                for group in groups:
+                    self._with_others(kind, group, joins=joins)
                 return await _carry_out(parts, operation)
             except XmigError as error:
                 for part in parts:
                     if part.record.state == "running":  # it could not even begin
                         failed = over(part.record, "failed", part.process.location, error.code, error.message)
                         part.process.records.migration(failed)
+                        if kind != "move":
+                            self._supervisor.scopes.cannot_join(kind, part.process, error.message)
                 raise
+            finally:
+                await self._are_over(parts)
 
         def also(session: Session) -> None:
             for record in records:
                 repository.saving(record)(session)
 
-        return await self._operations.start(
-            OPERATION[kind], subject=("process", process.row.id), job_id=process.row.job, owner=process.job.uid,
-            requestor=requestor, work=work, request={"migrations": [record.id for record in records]}, id=id,
-            also=also,
+        for part in parts:  # both were looked at before either began: two on different nodes, too
+            other = self._under_way.get(part.process.row.id)
+            if other is not None and other.record.state == "running":
+                raise Conflict(
+                    f"a {other.record.kind} of process {part.process.row.id[:12]} is under way", code="already_moving",
+                    phase="planning", process_location=part.process.moving.place, operation=other.record.operation,
+                )  # fmt: skip
+        for part in parts:
+            self._under_way[part.process.row.id] = part
+        try:
+            return await self._operations.start(
+                OPERATION[kind], subject=("process", process.row.id), job_id=process.row.job, owner=process.job.uid,
+                requestor=requestor, work=work, request={"migrations": [record.id for record in records]}, id=id,
+                also=also,
+            )  # fmt: skip
+        except XmigError:  # it has not begun
+            await self._are_over(parts)
+            raise
+
+    def _with_others(self, kind: Kind, group: Sequence[_Part], *, joins: bool) -> None:
+        """Of their group, if they are one: of this node, and of others. Raises Conflict, Unavailable: these cannot."""
+        processes = [part.process for part in group]
+        if kind == "resume":
+            together = self._supervisor.resume_together(processes, joins=joins)
+            for part in group:
+                part.ranks = together
+        elif kind == "suspend" and not joins:
+            self._supervisor.suspend_together(processes, "file" if group[0].record.target == "file" else "host")
+
+    async def _are_over(self, parts: Sequence[_Part]) -> None:
+        for part in parts:
+            if self._under_way.get(part.process.row.id) is part:
+                del self._under_way[part.process.row.id]
+        async with self._over:
+            self._over.notify_all()
+
+    def _join(self, join: Join) -> None:
+        if join in self._joining.values():
+            return  # it waits already
+        task = asyncio.get_running_loop().create_task(self._joins(join))
+        self._joining[task] = join
+        task.add_done_callback(self._joining.pop)
+
+    async def _joins(self, join: Join) -> None:
+        """What is under way of these processes is waited for, unless that is what is requested."""
+        left = list(join.processes)
+        while left := await self._left(left, join.what):
+            try:
+                if join.what == "suspend":
+                    await self.suspend(left, join.to, requestor=f"node {join.node}", joins=True)
+                else:
+                    await self.resume(left, [], requestor=f"node {join.node}", joins=True)
+            except XmigError as error:
+                if any(one.row.id in self._under_way for one in left):
+                    continue  # somebody has requested something here, too, and was first: perhaps just this
+                logger.warning("ranks do not join those of other nodes", what=join.what, why=error.message)
+                for process in left:
+                    self._supervisor.scopes.cannot_join(join.what, process, error.message)
+            return
+
+    async def _left(self, processes: Sequence[Process], what: Kind) -> list[Process]:
+        """Those of which that is not under way, once nothing else is."""
+        left = list(processes)
+        async with self._over:
+            while left := [one for one in left if not self._does(one, what)]:
+                if not any(one.row.id in self._under_way for one in left):
+                    break
+                await self._over.wait()
+        return left
+
+    def _does(self, process: Process, what: Kind) -> bool:
+        part = self._under_way.get(process.row.id)
+        record = None if part is None else part.record
+        return record is not None and record.kind == what and record.state == "running" and (
+            record.phase != "rolling_back"
         )  # fmt: skip
 
     async def move_part(
         self, process: Process, target: str, part: dict[str, Any], *, requestor: str, cancelled: asyncio.Event,
-        ends: float | None = None,
+        ends: float | None = None, leaves_allocation: bool = False,
     ) -> None:  # fmt: skip
         """A move that is a part of an operation, to its end: it is cancelled with that, and at `ends` (monotonic
         seconds). `part` says what became of it: `state`, and of one that failed `why` and `code`. Raises nothing for
         that."""
         try:
-            row = await self.move(process, target, engine="proxy", max_downtime_ms=None, requestor=requestor)
+            row = await self.move(
+                process, target, engine="proxy", max_downtime_ms=None, requestor=requestor,
+                leaves_allocation=leaves_allocation,
+            )  # fmt: skip
         except XmigError as error:
             part |= {"state": "failed", "why": str(error), "code": error.code}
             return
@@ -358,7 +459,9 @@ async def _carry_out(parts: list[_Part], operation: Operation) -> dict[str, Any]
 
     def give_up(why: str) -> None:
         for part in parts:
-            part.process.moving.cancel(why)
+            move = part.process.machine.move
+            if move is not None and move.record.id == part.record.id:  # else it is another operation's
+                part.process.moving.cancel(why)
 
     running = [
         asyncio.ensure_future(one.process.moving.run(one.record, partial(changed, one), ranks=one.ranks))
@@ -435,6 +538,16 @@ def public(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return result
 
 
+# What to do about states of the process itself, which no target helps against.
+HINTS = {
+    "suspended": "xmigctl resume lets it go on, with --device on another device",
+    "not_suspended": "xmigctl ps says in which state it is",
+    "not_running": "xmigctl ps says in which state it is",
+    "already_moving": "xmigctl op list --state running has it",
+    "program_exited": "",
+}
+
+
 def _most(values: Iterable[float | None]) -> float | None:
     return max((value for value in values if value is not None), default=None)
 
@@ -459,9 +572,9 @@ def _refuse(process: Process, reasons: list[Reason]) -> None:
     if not reasons:
         return
     if reasons[0].code == "no_such_device":
-        raise NotFound(reasons[0].text, code="no_such_device", hint="xmigctl migrate --plan lists the targets")
+        raise NotFound(reasons[0].text, code="no_such_device", hint="xmigctl device list has them")
     location: ProcessLocation = where(process.location, "", moved=False)
     raise Conflict(
         "; ".join(reason.text for reason in reasons), code=reasons[0].code, phase="planning",
-        process_location=location, hint="xmigctl migrate --plan says what is possible",
+        process_location=location, hint=HINTS.get(reasons[0].code, "xmigctl migrate --plan says what is possible"),
     )  # fmt: skip

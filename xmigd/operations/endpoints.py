@@ -50,7 +50,7 @@ def shown(row: OperationRow) -> OperationInfo:
 
 
 def _visible(row: OperationRow, caller: Caller) -> OperationRow:
-    caller.check_sees(row.owner, "operation", row.id, hint="GET /v1/operations lists them")
+    caller.check_sees(row.owner, "operation", row.id, hint="xmigctl op list lists them")
     return row
 
 

@@ -123,7 +123,7 @@ class Operations:
                 also(session)
 
         try:
-            await asyncio.wrap_future(self._writer.submit("operations.begin", write))
+            await self._writer.write("operations.begin", write)
         except BaseException:
             self._drop(operation)
             raise
@@ -134,7 +134,7 @@ class Operations:
         """The phase is on the disk when this returns: the resolver of the next daemon finds it. Raises Unavailable."""
         operation.end_trailing()  # it would be written behind this, with the phase before
         decided = replace(operation.row, phase=phase)
-        await asyncio.wrap_future(self._writer.submit("operations.decide", lambda s: repository.save(s, decided)))
+        await self._writer.write("operations.decide", lambda s: repository.save(s, decided))
         operation.progress(phase, **(decided.progress or {}))
 
     def get(self, operation: str) -> OperationRow:
@@ -144,7 +144,7 @@ class Operations:
         with Session(self._readers) as session:
             row = repository.get(session, operation)
         if row is None:
-            raise NotFound(f"there is no operation {operation[:40]!r}", hint="GET /v1/operations lists them")
+            raise NotFound(f"there is no operation {operation[:40]!r}", hint="xmigctl op list lists them")
         return row
 
     def find(self, **conditions: Any) -> Sequence[OperationRow]:

@@ -51,3 +51,7 @@ class Links(Protocol):
     def connected(self, peer: str) -> bool:
         """Does a connection last, as far as this node knows?"""
         ...
+
+    def tried(self, peer: str) -> bool:
+        """Does this daemon know whether it is in reach? Not in its first moment."""
+        ...

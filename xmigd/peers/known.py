@@ -78,8 +78,13 @@ class KnownPeers:
 
     def check(self, peer: KnownPeer) -> None:
         """Raises Invalid, or Conflict: it cannot be added."""
-        if peer.name == self._node or peer.fingerprint == self._identity.fingerprint:
+        if peer.fingerprint == self._identity.fingerprint:
             raise Invalid(f"{peer.name} is this node", hint="xmigctl peer show, on the other node, says what to enter")
+        if peer.name == self._node:
+            raise Invalid(
+                f"this node is called {peer.name}, too: two nodes with one name cannot be peers",
+                hint="give one of them another name by the setting node (XMIG_NODE), and start its xmigd again",
+            )
         other = self.get(peer.name) or self.named(peer.fingerprint)
         if other is not None:
             raise Conflict(

@@ -77,6 +77,7 @@ class Link:
         self.peer = peer
         self.pace = Pace()
         self.is_up = False
+        self.tried = False  # an attempt has ended, one way or the other
         self.state: State = "unreachable"
         self.why = "there was no attempt yet"
         self.changed_at = time.time()
@@ -244,6 +245,11 @@ class Link:
         names = (hello.get("node"), hello.get("to"))
         if frame.number != VERSION:
             why = f"version {VERSION} of the protocol is needed, and {names[0]!r} has {frame.number}"
+        elif names[0] == self._hub.node:
+            why = (
+                f"both nodes are called {self._hub.node!r}: give one of them another name by the setting node "
+                "(XMIG_NODE), start its xmigd again, and enter it by that name"
+            )
         elif names != (self.peer.name, self._hub.node):
             why = f"here it is {self.peer.name!r} and this node {self._hub.node!r}; there {names[0]!r} and {names[1]!r}"
         else:
@@ -364,6 +370,7 @@ class Link:
             self._hub.down(self.peer.name, why)
 
     def _change(self, state: State, why: str) -> None:
+        self.tried = True
         if (state, why) == (self.state, self.why):
             return
         if state != self.state:

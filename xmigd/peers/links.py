@@ -71,7 +71,7 @@ class PeerLinks:
     async def start(self) -> None:
         """Connect, and let others connect."""
         self._started = True
-        self.trust.replace(peer.certificate for peer in self._known if peer.certificate is not None)
+        await self._trust_known()
         for peer in self._known:
             self._links[peer.name] = Link(self, peer)
         if self._listening is not None:
@@ -103,6 +103,10 @@ class PeerLinks:
     def connected(self, peer: str) -> bool:
         link = self._links.get(peer)
         return link is not None and link.is_up
+
+    def tried(self, peer: str) -> bool:
+        link = self._links.get(peer)
+        return link.tried if link is not None else self._started  # nobody connects with whom nobody knows
 
     def peer(self, name: str) -> KnownPeer | None:
         """As it is known. Every thread may ask."""
@@ -136,20 +140,28 @@ class PeerLinks:
         async with self._writing:
             self._known.find(name)
             await self._write(self._known.content(without=name))
-            self._known.drop(name)
-            self.trust.replace(peer.certificate for peer in self._known if peer.certificate is not None)
+            self._known.drop(name)  # from here on nobody is taken for it, whom TLS may accept yet
             link = self._links.pop(name)
-        why = "this node does not know that peer any more"
-        await link.leave(why)
-        if link.is_up:
-            link.is_up = False
-            self.down(name, why)
+            why = "this node does not know that peer any more"
+            await link.leave(why)
+            if link.is_up:
+                link.is_up = False
+                self.down(name, why)
+            await self._trust_known()
         logger.info("a peer is removed", peer=name)
 
     async def turn(self) -> None:
         now = time.monotonic()
         self._next_turn = max(self._next_turn, now) + 1 / ATTEMPTS
         await asyncio.sleep(self._next_turn - 1 / ATTEMPTS - now)
+
+    async def _trust_known(self) -> None:
+        """TLS accepts the certificates of known peers, and no others. Made in a thread: the loop recovers programs."""
+        loaded = frozenset(peer.certificate for peer in self._known if peer.certificate is not None)
+        self.trust.server, self.trust.client = await asyncio.to_thread(self.trust.made_for, loaded)
+        for peer in self._known:
+            if peer.certificate is not None and peer.certificate not in loaded:  # learned meanwhile
+                self.trust.add(peer.certificate)
 
     def learned(self, name: str, certificate: str) -> None:
         self._spawn(self._keep(name, certificate))

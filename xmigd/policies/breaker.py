@@ -8,7 +8,6 @@ asks `check` first and is refused; what people ask for is done. It stays open ac
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -81,7 +80,7 @@ class Breaker:
         was_open, self.is_open, self.why, self.changed_at = self.is_open, False, f"closed by {by}", time.time()
         row = self._row()
         try:
-            await asyncio.wrap_future(self._writer.submit("breaker.reset", lambda session: session.merge(row)))
+            await self._writer.write("breaker.reset", lambda session: session.merge(row))
         except Exception:
             self.is_open, self.why, self.changed_at, self._actions = before
             raise

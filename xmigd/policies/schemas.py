@@ -16,6 +16,7 @@ class PolicyInfo(Answer):
     settings: dict[str, float | int] = Field(description="what applies")
     defaults: dict[str, float | int] = Field(description="what the settings say")
     units: dict[str, str] = Field(description="what each value is measured in, or counts: seconds, share, faults…")
+    meanings: dict[str, str] = Field(description="what a value means, where its name alone does not say")
     updated_at: float | None
     updated_by: str | None
 

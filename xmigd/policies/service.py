@@ -6,7 +6,6 @@ takes effect.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,6 +23,11 @@ from xmigd.settings import Settings
 
 class Group(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @classmethod
+    def meanings(cls) -> dict[str, str]:
+        """What a value means, where its name alone does not say."""
+        return {name: field.description for name, field in cls.model_fields.items() if field.description}
 
     @classmethod
     def units(cls) -> dict[str, str]:
@@ -93,6 +97,7 @@ class PolicyState:
     settings: dict[str, Any]
     defaults: dict[str, Any]
     units: dict[str, str]
+    meanings: dict[str, str]
     updated_at: float | None
     updated_by: str | None
 
@@ -150,9 +155,11 @@ class Policies:
         found = self.get(name)
         row = self._rows.get(name)
         return PolicyState(
-            name=name, description=(type(found).__doc__ or "").strip(), version=0 if row is None else row.version,
+            name=name, description=" ".join((type(found).__doc__ or "").split()),
+            version=0 if row is None else row.version,
             settings=found.model_dump(), defaults=self._defaults[name].model_dump(),
-            units=type(found).units(), updated_at=None if row is None else row.updated_at,
+            units=type(found).units(), meanings=type(found).meanings(),
+            updated_at=None if row is None else row.updated_at,
             updated_by=None if row is None else row.updated_by,
         )  # fmt: skip
 
@@ -192,7 +199,7 @@ class Policies:
             session.merge(merged)
             return merged
 
-        self._rows[name] = await asyncio.wrap_future(self._writer.submit("policies.change", write))
+        self._rows[name] = await self._writer.write("policies.change", write)
         if (apply := self._appliers.get(name)) is not None:
             apply(self.get(name))
         return self.state(name)

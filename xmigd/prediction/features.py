@@ -35,6 +35,7 @@ class Subject:
     labels: tuple[tuple[str, str], ...] = ()
     devices: int = 1
     started_at: float = 0.0
+    walltime: float | None = None  # seconds that it takes at most, as its user or scheduler expects
     minute_bytes: int | None = None  # device memory after its first minute, on the device where it has most
     minute_calls: float | None = None  # driver calls per second in its first minute
 
@@ -83,16 +84,30 @@ class Known:
         return len(self._groups.get(("user", subject.user), ()))
 
     def features(self, subject: Subject, elapsed: float) -> list[float]:
-        """`elapsed`: seconds since its start."""
+        """`elapsed`: seconds since its start. The first one is what is left of its walltime."""
         hour = datetime.fromtimestamp(subject.started_at + elapsed, UTC).hour
         minute = elapsed >= FIRST_MINUTE
         found = [
+            _log(left_of(subject, elapsed)), _log(subject.walltime),
             math.log1p(elapsed), float(subject.devices), float(hour),
             _log(subject.minute_bytes) if minute else NONE, _log(subject.minute_calls) if minute else NONE,
         ]  # fmt: skip
         for group in groups(subject):
             found += _of_group(self._groups.get(group, ()), elapsed)
         return _single(found)
+
+
+def left_of(subject: Subject, elapsed: float) -> float | None:
+    """Seconds of its walltime. None: there is none, or it has taken longer."""
+    if subject.walltime is None or elapsed >= subject.walltime:
+        return None
+    return subject.walltime - elapsed
+
+
+def yardstick(features: Sequence[float]) -> float:
+    """The logarithm of what shares are of: what is left of the walltime, which is known. Trees cannot multiply, and
+    jobs that use a third of what they request do so whatever they request."""
+    return features[0]
 
 
 def _of_group(there: Iterable[Past], elapsed: float) -> list[float]:
@@ -124,6 +139,7 @@ class Example:
     at: float  # when this was known
     ended_at: float  # of its job
     remaining: float  # log of seconds
+    share: float | None  # log of the share of what is left of the walltime; None: nothing is
     peak: float | None  # log of bytes
 
 
@@ -139,11 +155,13 @@ def examples(jobs: Sequence[Past]) -> list[Example]:
         while place < len(ends) and ends[place].ended_at <= at:
             known.add(ends[place])
             place += 1
+        features = known.features(past.subject, mark)
+        remaining = math.log(max(past.seconds - mark, LEAST))
         found.append(
             Example(
-                user=past.subject.user, features=known.features(past.subject, mark), elapsed=mark, at=at,
-                ended_at=past.ended_at,
-                remaining=math.log(max(past.seconds - mark, LEAST)),
+                user=past.subject.user, features=features, elapsed=mark, at=at, ended_at=past.ended_at,
+                remaining=remaining,
+                share=None if left_of(past.subject, mark) is None else remaining - yardstick(features),
                 peak=None if past.peak_bytes is None else math.log(max(past.peak_bytes, LEAST)),
             )
         )  # fmt: skip

@@ -11,13 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from xmigd.prediction.features import FIRST_MINUTE, Known, Subject
+from xmigd.prediction.features import FIRST_MINUTE, Known, Subject, left_of, yardstick
 
 Target = Literal["remaining", "peak"]
-TARGETS: tuple[Target, ...] = ("remaining", "peak")
+# What is learned: remaining seconds of all jobs; of those with a walltime, the same as a share of what is left of it;
+# bytes. One regression of both would take seconds for shares where the history has one kind only.
+Learned = Literal["remaining", "share", "peak"]
+LEARNED: tuple[Learned, ...] = ("remaining", "share", "peak")
 QUANTILES = (0.5, 0.9)
 LEAST_JOBS = 40  # that must have ended; fewer: unknown
-LEAST_SIMILAR = 3  # of them, of the same user
+LEAST_SIMILAR = 3  # of them, of the same user, if no walltime is known
 # A P90 of more than so many times the P50 says nothing that one could act upon.
 WIDEST: dict[Target, float] = {"remaining": 20.0, "peak": 4.0}
 LONGEST = math.log(10 * 366 * 86400.0)  # what a logarithm of seconds may be
@@ -67,20 +70,24 @@ class Remaining:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    quantiles: dict[Target, tuple[Quantile, Quantile] | None]  # None: too few jobs to learn it from
+    quantiles: dict[Learned, tuple[Quantile, Quantile] | None]  # None: too few jobs to learn it from
     jobs: int  # that it was trained with
     calibrated: int  # of these, that the calibration is from
 
     def predict(self, target: Target, known: Known, subject: Subject, elapsed: float) -> Predicted:
-        trained = self.quantiles[target]
+        left = left_of(subject, elapsed) if target == "remaining" else None
+        share = left is not None and self.quantiles["share"] is not None
+        trained = self.quantiles["share" if share else target]
         if trained is None:
             return Predicted(unknown=f"fewer than {LEAST_JOBS} ended jobs have a measured {_NAMES[target]}")
-        if (similar := known.similar(subject)) < LEAST_SIMILAR:
+        if (similar := known.similar(subject)) < LEAST_SIMILAR and not share:
             return Predicted(unknown=f"{similar} jobs of this user have ended; {LEAST_SIMILAR} are needed")
         features = known.features(subject, elapsed)
-        most = LONGEST if target == "remaining" else MOST
-        low, high = (math.exp(min(most, each.at(features, elapsed, subject.user))) for each in trained)
+        most, share_of = LONGEST if target == "remaining" else MOST, yardstick(features) if share else 0.0
+        low, high = (math.exp(min(most, share_of + each.at(features, elapsed, subject.user))) for each in trained)
         high = max(low, high)
+        if left is not None:
+            low, high = min(low, left), min(high, left)
         if high > low * WIDEST[target]:
             return Predicted(unknown="similar jobs differ too much: P90 is more than "
                              f"{WIDEST[target]:g} times P50")  # fmt: skip
@@ -104,8 +111,8 @@ def packed(model: Model) -> dict[str, Any]:
 def unpacked(values: Any, features: int) -> Model:
     """Checked: each tree ends, and names no other feature than there are. Raises ValueError."""
     try:
-        quantiles: dict[Target, tuple[Quantile, Quantile] | None] = {}
-        for target in TARGETS:
+        quantiles: dict[Learned, tuple[Quantile, Quantile] | None] = {}
+        for target in LEARNED:
             given = values["quantiles"][target]
             if given is None:
                 quantiles[target] = None

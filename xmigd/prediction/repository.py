@@ -128,6 +128,7 @@ def subject_of(job: Job, profile: JobProfile | None, labels: Sequence[tuple[str,
     return Subject(
         user=str(job.uid), name=job.name, command=job.command, labels=tuple(labels),
         devices=number_of_devices(job.device) if profile is None else profile.devices, started_at=job.created_at,
+        walltime=job.walltime_s,
         minute_bytes=None if profile is None else profile.minute_bytes,
         minute_calls=None if profile is None else profile.minute_calls,
     )  # fmt: skip

@@ -59,9 +59,7 @@ class Predictions:
         await self._refresh(wait=True)
         subject, over = await asyncio.to_thread(self._subject, job)
         if subject is None or over:
-            raise Conflict(
-                f"job {job[:64]!r} is over", code="job_over", hint="GET /v1/jobs/{job} says how long it has taken"
-            )
+            raise Conflict(f"job {job[:64]!r} is over", code="job_over", hint="xmigctl job show says how long it took")
         now = time.time()
         subject, elapsed = self._measured(job, subject), max(0.0, now - subject.started_at)
         remaining = self._predict("remaining", subject, elapsed)

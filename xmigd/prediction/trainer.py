@@ -23,7 +23,7 @@ from typing import Any
 
 from xmigd.child import answer_of
 from xmigd.prediction.features import FIRST_MINUTE, Example, Past, Subject, examples
-from xmigd.prediction.model import LEAST_JOBS, QUANTILES, TARGETS, Model, Quantile, Target, Tree, packed, unpacked
+from xmigd.prediction.model import LEARNED, LEAST_JOBS, QUANTILES, Learned, Model, Quantile, Tree, packed, unpacked
 
 COMMAND = (sys.executable, "-m", "xmigd.prediction.trainer")
 SECONDS = 120.0  # that it may take
@@ -66,11 +66,11 @@ def train(jobs: Sequence[Past]) -> Model:
     since = ordered[-max(1, round(HELD_OUT * len(ordered)))].ended_at if ordered else 0.0
     held_out = sum(past.ended_at >= since for past in ordered)
     return Model(
-        quantiles={target: _of(target, found, since) for target in TARGETS}, jobs=len(ordered), calibrated=held_out
+        quantiles={target: _of(target, found, since) for target in LEARNED}, jobs=len(ordered), calibrated=held_out
     )
 
 
-def _of(target: Target, found: Sequence[Example], since: float) -> tuple[Quantile, Quantile] | None:
+def _of(target: Learned, found: Sequence[Example], since: float) -> tuple[Quantile, Quantile] | None:
     rows = [(example, y) for example in found if (y := getattr(example, target)) is not None]
     jobs = sum(example.elapsed == 0 for example, _ in rows)
     if jobs < LEAST_JOBS:
@@ -121,7 +121,7 @@ def regression(quantile: float) -> Any:
 
     return GradientBoostingRegressor(
         loss="quantile", alpha=quantile, n_estimators=TREES, max_depth=DEPTH, learning_rate=RATE,
-        min_samples_leaf=LEAF, subsample=0.7, max_features=0.5, random_state=0,
+        min_samples_leaf=LEAF, subsample=0.7, random_state=0,
     )  # fmt: skip
 
 

@@ -70,6 +70,7 @@ class Core(ABC):
         self._backoff = FIRST_BACKOFF
         self._snapshot = (0, 0)  # number, sequence
         self._alone = False  # the device takes one server only
+        self._joining: set[int] = set()  # servers that make communicators
         self._cause: e.Event | None = None
         self._out: list[e.Instruction] = []
         self._t = 0
@@ -97,15 +98,34 @@ class Core(ABC):
         self._out.append(e.Spawn(number, late=not self.opened or (self.state == "losing" and not self._salvage)))
         return number
 
-    def _want_standby(self) -> None:
+    def _want_standby(self, settle: float = 0.0) -> None:
+        """Now, or once the active server is past what a standby that starts would hold up. It waits once only: what
+        the server does afterwards does not leave the process without a standby for longer."""
+        if not self._standby_wanted or self.standby is not None or self._timers & {"spawn", "settle", "join"}:
+            return
+        if self.active in self._joining:
+            self._timer("join", self.limits.join_patience)
+        elif settle:
+            self._timer("settle", settle)
+        else:
+            self.standby = self._spawn()
+
+    def _spawn_standby(self) -> None:
+        """It has waited long enough."""
+        self._do_not_wait()
         if self._standby_wanted and self.standby is None and "spawn" not in self._timers:
             self.standby = self._spawn()
+
+    def _do_not_wait(self) -> None:
+        self._clear("settle")
+        self._clear("join")
 
     @property
     def _standby_wanted(self) -> bool:
         return self.limits.standby and self.opened and not self._alone
 
     def _drop_standby(self) -> None:
+        self._do_not_wait()
         if self.standby is not None:
             number, self.standby = self.standby, None
             self._kill(number, "its process needs no standby any more")

@@ -24,6 +24,8 @@ class Adopted(Event):
 
     opened: bool = True  # its devices
     detour: bool = False  # a move had requested its shadow in host memory
+    joining: bool = False  # it makes communicators
+    interrupted: RecoveryRecord | None = None  # the recovery in whose middle the earlier daemon ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +46,7 @@ class Orphaned(Event):
 
     reason: str
     opened: bool = True  # otherwise it had nothing, and the next one finds out
+    interrupted: RecoveryRecord | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +127,13 @@ class Opened(ServerEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Joining(ServerEvent):
+    """Communicators of the process are being made, or no longer."""
+
+    joining: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseReached(ServerEvent):
     name: Literal["mapped", "restored", "replayed", "resumed"]
     at: int
@@ -154,6 +164,14 @@ class Faulted(ServerEvent):
     after: int = 0
     until: int = 0
     expected: int | None = None  # the stall that was expected then, ns
+    shared: bool = False  # another process's work may have caused it: MPS tells all of its clients the same
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stranded(ServerEvent):
+    """It cannot go on, by no fault of its own: the MPS that it is a client of is gone, or nothing is promised of it."""
+
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,7 +252,8 @@ class GroupGo(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupWoken(Event):
-    """It is suspended, and an earlier daemon was lost when the other members had servers already, or still."""
+    """It is suspended, and others are not that were suspended with it: a daemon was lost in the middle, or a node was
+    not in reach."""
 
     reason: str
 
@@ -282,7 +301,8 @@ class FaultRecord:
     injection: int | None = None
 
 
-Outcome = Literal["running", "resumed", "lost", "abandoned"]
+INTERRUPTED = "xmigd ended during this recovery"  # in its story, with how it went on: outcome `interrupted`
+Outcome = Literal["running", "resumed", "lost", "abandoned", "interrupted"]
 StandbyKind = Literal["warm", "warming", "spawned"]
 
 
@@ -327,6 +347,13 @@ class Spawn(Instruction):
     server: int
     device: str | None = None  # another one than the process's
     late: bool = False  # it opens its devices when the process needs them, not before it says hello
+
+
+@dataclass(frozen=True, slots=True)
+class StayApart(Instruction):
+    """Its next servers are no clients of MPS: whether a fault is its own is seen where no other process has a part."""
+
+    why: str
 
 
 @dataclass(frozen=True, slots=True)

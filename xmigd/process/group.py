@@ -57,6 +57,12 @@ class GroupMember(Core):
         self._break(reason)
         self._go_ahead = None
 
+    def _waits_in_vain(self, reason: str) -> None:
+        """It is lost for good. A go-ahead may be on its way, and others have theirs: they would go on without it."""
+        if self.awaits_group:
+            self.awaits_group = False
+            self._out.append(e.GroupBroken(reason))
+
     def _await_group(self) -> None:
         if self._must_wait_for_group and not self.awaits_group:
             self.awaits_group = True

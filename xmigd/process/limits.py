@@ -28,6 +28,9 @@ class Limits:
     stable_after: float = 1.0
     stop_grace: float = 10.0
     standby: bool = True
+    # What opens contexts holds up in the driver whoever makes a communicator: a standby waits for that.
+    settle: float = 0.2  # after its process has opened its devices
+    join_patience: float = 5.0  # while communicators are being made; longer than that the process is not left without
     last_checkpoint: bool = False  # what the last snapshot holds is saved before a process is lost
     preload: bool = True  # a standby loads modules and kernels of its process
     hang_timeout: float = 0.0  # seconds in which a server may be waiting for a kernel that hangs

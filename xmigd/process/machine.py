@@ -95,9 +95,13 @@ class Machine(Recovery):
         if self.state == "running":
             if self.active is None:
                 assert move is not None
-                assert move.phase in ("taking", "keeping", "releasing", "rolling_back")
+                parts = ("taking", "keeping", "releasing", "rolling_back")
+                assert move.phase in parts or move.leaving == "waits"
             else:
                 assert self.servers[self.active] in ("assigned", "stopped", "dying")
+                healthy = self._standby_wanted and move is None and self.servers[self.active] == "assigned"
+                waits = self._timers & {"spawn", "settle", "join"}
+                assert not healthy or self.standby is not None or waits
             assert self.recovery is None
         if self.state == "suspended":
             assert self.active is None
@@ -279,6 +283,8 @@ class Machine(Recovery):
         self._steer(v.SourceGone(t=self._t, text=status))
         if self.move is None:
             self._recover_source()
+        elif self.move.leaving == "waits":
+            self._break(status)  # the others are recovered, unless all are suspended
 
     def _recover_source(self) -> None:
         death, self._source_death = self._source_death, None
@@ -326,6 +332,10 @@ class Machine(Recovery):
     def _faulted(self, event: e.Faulted) -> None:
         self._target_failed(event.server, code="target_fault", text=event.text or f"CUDA error {event.error}")
         super()._faulted(event)
+
+    def _stranded(self, event: e.Stranded) -> None:
+        self._target_failed(event.server, code="target_lost", text=event.reason)
+        super()._stranded(event)
 
     def _garbage(self, event: e.GarbageFound) -> None:
         self._target_failed(event.server, code="target_fault", text=event.text)

@@ -21,7 +21,9 @@ rolling_back  it has failed; who must not go on is not gone yet, or the source s
 
 A rank is suspended and resumed with all others of its group, and waits for them three times: in `preparing`, once it is
 prepared; in `handing_over`, once it stands suspended; in `taking`, once its target has everything. `GroupSuspends`
-begins `handing_over`, and `GroupResumes` ends `taking`.
+begins `handing_over`, and `GroupResumes` ends `taking`. Others may be on other nodes: that all stand suspended may be
+decided and not known here yet. So who stands suspended waits for that also if its server is lost: nothing of that is
+needed any more, unless the others are recovered.
 
 The point of no return of a move and of a resumption is the moment at which the target has resumed the program, or all
 ranks' targets are let in; of a suspension, that at which the source, or those of all ranks, say that it is suspended.
@@ -95,6 +97,21 @@ class Move:
         return self.phase in ("copying", "committing", "handing_over") and self.kind == "move"
 
     @property
+    def leaving(self) -> v.Leaving:
+        """Of a rank's suspension: does it stand suspended until all others do, or do they?"""
+        if self.ranks and self.kind == "suspend":
+            if self.phase in ("keeping", "releasing"):
+                return "leaves"
+            if self.phase == "handing_over" and self._waits:
+                return "waits"
+        return ""
+
+    @property
+    def in_doubt(self) -> bool:
+        """Of a rank: it has done its part, and what is decided may not be known here yet."""
+        return self._waits and self.phase in ("handing_over", "taking")
+
+    @property
     def may_cancel(self) -> str | None:
         """None: yes. Otherwise why not."""
         if self.over:
@@ -158,7 +175,7 @@ class Move:
             case v.GroupResumes():
                 self._group_resumes(event)
             case v.GroupRefuses():
-                if self.ranks and self.phase != "rolling_back":
+                if self.ranks and self.phase not in ("keeping", "releasing", "rolling_back"):
                     self._fail("group_refused", event.text)
             case v.HandoverFailed() if event.server == self.source:
                 self._handover_failed(event)
@@ -480,6 +497,7 @@ class Move:
 
     def _keep(self) -> None:
         self._waits = False
+        self.record.code = self.record.error = None
         self.record.location = "file" if self.record.target == "file" else "host"
         self._go("keeping")
         self._out.append(v.Patience(self.limits.keep_timeout))
@@ -568,10 +586,13 @@ class Move:
     def _source_gone(self, event: v.SourceGone) -> None:
         self._requested = False
         self.source = None
+        why = f"the server that had the program was lost: {event.text}"
         if self.phase == "rolling_back":
             self._taken_back()
+        elif self.leaving == "waits":
+            self.record.code, self.record.error = "source_lost", why  # if that is not decided
         elif self.phase not in ("keeping", "releasing", "taking"):  # then it has done its part
-            self._fail("source_lost", f"the server that had the program was lost: {event.text}")
+            self._fail("source_lost", why)
 
     def _time_is_up(self) -> None:
         if self._waits and self.phase != "rolling_back":

@@ -14,6 +14,7 @@ Phase = Literal[
 ]  # fmt: skip
 Outcome = Literal["running", "done", "failed", "cancelled"]
 Location = Literal["device", "moving", "host", "file", "lost"]
+Leaving = Literal["", "waits", "leaves"]  # of a rank (Move.leaving)
 Path = Literal["peer", "host"]  # how a move's content goes: from device to device, or through host memory
 
 

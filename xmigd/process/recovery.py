@@ -7,7 +7,9 @@ Whose fault?
 A fault (record, error) that occurs again at the same record in the replay that follows is the program's own: the next
 server has to deliver it. A device that works asynchronously cannot say which record it was, only that it was one of
 those that were not known to be done; then the replay does these one by one, and if one of them faults in the same way,
-that is the same fault. Injected faults say so themselves and never count. Everything else is repeated, but only while
+that is the same fault. Where several processes share an MPS, a fault may be any one's: who reports it does not get it,
+and is recovered apart, where the next one is its own. Injected faults say so themselves and never count. Everything
+else is repeated, but only while
 there is progress: a new snapshot, a replay that got further than the best before, or a while of undisturbed running.
 After `max_attempts` recoveries without any of these the process is lost. A SIGKILL does not count either: it came from
 outside. Where no rank of a group gets further, neither the replay nor running on is progress: all get as far again
@@ -33,6 +35,7 @@ CUDA_ERROR_OUT_OF_MEMORY = 2
 CUDA_ERROR_DEVICE_UNAVAILABLE = 46
 CUDA_ERROR_LAUNCH_TIMEOUT = 702
 CUDA_ERROR_SYSTEM_NOT_READY = 802
+CUDA_ERRORS_MPS = range(805, 811)  # of its connection, its server, its clients
 
 LOST_TRIES = 3
 AT_ONCE = 3  # servers that are replaced without a pause, of those lost in a row without progress
@@ -113,6 +116,8 @@ class Recovery(GroupMember):
                 self._ready(event)
             case e.Opened():
                 self._opened(event)
+            case e.Joining():
+                self._joins(event)
             case e.PhaseReached():
                 self._phase(event)
             case e.SnapshotCommitted():
@@ -129,6 +134,8 @@ class Recovery(GroupMember):
                 pass  # its exit follows; whether that was right is decided by whether the program has exited
             case e.Misbehaved():
                 self._misbehaved(event)
+            case e.Stranded():
+                self._stranded(event)
             case e.Ending():
                 self._ending(event)
             case e.Exited():
@@ -152,6 +159,9 @@ class Recovery(GroupMember):
         self.servers[number] = "assigned"
         self.active = number
         self.opened = event.opened
+        if event.joining:
+            self._joining.add(number)
+        self._interrupted(event.interrupted, "its server outlived that and has announced itself")
         self._go("running", "its server outlived the daemon and has announced itself")
         if event.detour:
             self._out.append(e.AskSnapshot(number, host=False))
@@ -161,7 +171,15 @@ class Recovery(GroupMember):
         if self.state != "starting" or self.servers:
             return
         self.opened = event.opened
+        self._interrupted(event.interrupted, "the next recovery goes on")
         self._begin_recovery(event.reason)
+
+    def _interrupted(self, record: e.RecoveryRecord | None, how: str) -> None:
+        if record is not None:
+            record.outcome = "interrupted"
+            record.story.append(f"{e.INTERRUPTED}: {how}")
+            self._recoveries = max(self._recoveries, record.number)
+            self._out.append(e.SaveRecovery(record))
 
     def _begin_recovery(self, reason: str) -> None:
         """No server has it, and a daemon that is new finds that out."""
@@ -208,7 +226,20 @@ class Recovery(GroupMember):
             return
         self.opened = True
         if self.state == "running":
+            self._want_standby(self.limits.settle)
+
+    def _joins(self, event: e.Joining) -> None:
+        if event.joining:
+            self._joining.add(event.server)
+        else:
+            self._joining.discard(event.server)
+        if event.server != self.active:
+            return
+        if event.joining and "settle" in self._timers:
+            self._clear("settle")
             self._want_standby()
+        elif not event.joining and "join" in self._timers:
+            self._spawn_standby()
 
     # --- giving the process to a server --------------------------------------------------------------------------
 
@@ -282,6 +313,7 @@ class Recovery(GroupMember):
     def _replace(self) -> None:
         """The active server is gone and another must take its place."""
         self.active = None
+        self._do_not_wait()
         self._await_group()
         self._drop_what_was_prepared_in_vain()
         if self.standby is not None:
@@ -357,7 +389,14 @@ class Recovery(GroupMember):
         if event.server != self.active or event.server in self._deaths:
             return
         injection = self._injecting.pop(event.server, None)
-        if injection is None and self.servers[event.server] == "assigned":
+        shared = injection is None and event.shared
+        ended = event.error in CUDA_ERRORS_MPS
+        if ended:
+            pass  # the MPS has, and no program's work has caused that
+        elif shared:
+            self._out.append(e.StayApart(event.text or f"CUDA error {event.error}"))
+            self._drop_standby()
+        elif injection is None and self.servers[event.server] == "assigned":
             if event.sequence != 0:
                 self._suspect_or_deliver(e.Deliver(event.sequence, event.error))
             else:
@@ -371,10 +410,28 @@ class Recovery(GroupMember):
             injection=injection,
         )
         self._deaths[event.server] = Death(
-            record, min(event.at, event.t), innocent=injection is not None, expected=event.expected
+            record,
+            min(event.at, event.t),
+            innocent=injection is not None or shared or ended,
+            expected=event.expected,
         )
         self._break(record.text)
         self._kill(event.server, "it reported a sticky fault")
+
+    def _stranded(self, event: e.Stranded) -> None:
+        """Its standby can take over: it had no part in that."""
+        state = self.servers[event.server]
+        if state == "dying":
+            return
+        if event.server == self.active and event.server not in self._deaths:
+            works = state == "assigned" and self.state in ("running", "recovering")
+            record = self._fault("server", event.reason) if works else None
+            self._deaths[event.server] = Death(record, self._t, innocent=True, why=event.reason)
+            self._break(event.reason)
+        self._kill(event.server, event.reason)
+        if event.server == self.standby:
+            self.standby = None
+            self._retry_later(f"the standby ends: {event.reason}")
 
     def _device_lost(self, event: e.DeviceLost) -> None:
         """No program can cause that."""
@@ -484,6 +541,7 @@ class Recovery(GroupMember):
     def _forget(self, event: e.Exited) -> tuple[Death | None, int | None, str]:
         """Its server. Returns why it died, which injection ended it, and why it ended."""
         del self.servers[event.server]
+        self._joining.discard(event.server)
         death = self._deaths.pop(event.server, None)
         return death, self._injecting.pop(event.server, None), self._reported.pop(event.server, event.status)
 
@@ -591,6 +649,9 @@ class Recovery(GroupMember):
                     self._replace()
                 elif self.state == "running":
                     self._want_standby()
+            case "settle" | "join":
+                if self.state == "running":
+                    self._spawn_standby()
             case "phase":
                 if self.active is not None and self.servers[self.active] == "assigned":
                     if self.active not in self._deaths:
@@ -637,6 +698,7 @@ class Recovery(GroupMember):
             record.story.append(why)
             self._out.append(e.SaveRecovery(record))
         self._clear("phase")
+        self._waits_in_vain(why)
         # A rank's snapshot is of no use without those of its group.
         has_snapshot = self.unrecoverable is None and self._snapshot[0] != 0 and not self.grouped
         self._salvage = self.limits.last_checkpoint and has_snapshot

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from fastapi import Path
 
+from xmigd.api.cached import Cached
 from xmigd.api.dependencies import AnyCaller, BeforeId, Id, Limit, OperatingCaller, provided
 from xmigd.api.routing import make_router
 from xmigd.processes.schemas import Position, ProcessInfo, RebindRequest, SegmentInfo
@@ -19,6 +20,7 @@ TheProcesses = Annotated[Processes, provided(Processes)]
 @router.get("", operation_id="list_processes")
 async def list_processes(
     processes: TheProcesses,
+    cached: Annotated[Cached, provided(Cached)],
     caller: AnyCaller,
     job: Id = None,
     live: bool = False,
@@ -26,7 +28,9 @@ async def list_processes(
     limit: Limit = 100,
 ) -> list[ProcessInfo]:
     """Programs with their servers, newest first."""
-    return await processes.page(owner=caller.owner, job_id=job, live=live, before=before, limit=limit)
+    conditions = {"owner": caller.owner, "job_id": job, "live": live, "before": before, "limit": limit}
+    rows = await cached.found(("processes", *conditions.values()), lambda: processes.rows(**conditions))
+    return processes.infos(rows)
 
 
 @router.get("/{process}", operation_id="get_process")

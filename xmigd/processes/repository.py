@@ -11,8 +11,10 @@ from sqlalchemy.orm import Session
 from xmigd.database import models
 from xmigd.database.models import Fault, Job, JournalSegment, Process, Recovery
 from xmigd.database.rows import columns
+from xmigd.faults.repository import recovery_record
 from xmigd.jobs.repository import job_row
 from xmigd.migrations.repository import under_way
+from xmigd.process.events import RecoveryRecord
 from xmigd.processes.states import FINAL, LIVE, UNPROTECTED
 from xmigd.records import JobRow, LiveProcess, ProcessRow
 from xmigd.users import user_name
@@ -85,10 +87,18 @@ def live_ones(session: Session) -> list[LiveProcess]:
             LiveProcess(
                 row=_row(process), job=job_row(job), state=process.state, server_pid=process.server_pid,
                 server_start_time=process.server_start_time, faults=max(faults, default=0),
-                recoveries=max(recoveries, default=0), migration=under_way(session, process.id),
+                recoveries=max(recoveries, default=0), why=process.why, migration=under_way(session, process.id),
+                recovery=_unfinished(session, process.id),
             )
         )  # fmt: skip
     return found
+
+
+def _unfinished(session: Session, process: str) -> RecoveryRecord | None:
+    """The recovery of which the last daemon has not written the end."""
+    query = select(Recovery).where(Recovery.process_id == process, Recovery.outcome == "running")
+    row = session.scalars(query.order_by(Recovery.number.desc()).limit(1)).first()
+    return None if row is None else recovery_record(columns(row))
 
 
 def unprotected_ones(session: Session) -> list[tuple[ProcessRow, JobRow]]:

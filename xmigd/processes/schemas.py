@@ -40,6 +40,9 @@ class ProcessInfo(Answer):
         default=None,
         description="other devices and host memory have all that its last snapshot has; null: it is not known",
     )
+    device_loss_why: str | None = Field(
+        default=None, description="why they have not; empty: they have; null: it is not known"
+    )
     neighbour: str | None = Field(
         default=None, description="the node that is sent what only this process's device has; null: none is"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
 from typing import Any
 
 from xmigd.database.reader import Reader
@@ -22,16 +23,17 @@ class Processes:
         self._supervisor = supervisor
         self._reader = reader
 
-    async def page(self, **conditions: Any) -> list[ProcessInfo]:
-        def read() -> list[dict[str, Any]]:
-            with self._reader.session() as session:
-                return repository.page(session, **conditions)
+    def rows(self, **conditions: Any) -> list[dict[str, Any]]:
+        """What the database knows."""
+        with self._reader.session() as session:
+            return repository.page(session, **conditions)
 
-        return [self._info(row) for row in await asyncio.to_thread(read)]
+    def infos(self, rows: list[dict[str, Any]]) -> list[ProcessInfo]:
+        return [self._info(row) for row in rows]
 
     async def find(self, process: str, caller: Caller) -> ProcessInfo:
         """Raises NotFound."""
-        found = await self.page(owner=caller.owner, process_id=process)
+        found = self.infos(await asyncio.to_thread(partial(self.rows, owner=caller.owner, process_id=process)))
         if not found:
             raise NotFound(f"there is no process {process!r}", hint="xmigctl ps lists them")
         return found[0]
@@ -63,9 +65,9 @@ class Processes:
         """Raises NotFound, Forbidden."""
         live = self._supervisor.processes.get(process)
         if live is not None:
-            caller.check_sees(live.job.uid, "process", process, hint="GET /v1/processes lists them")
+            caller.check_sees(live.job.uid, "process", process, hint="xmigctl ps --all lists them")
         elif not await asyncio.to_thread(self._is_known, process, caller.owner):
-            raise NotFound(f"there is no process {process!r}", hint="GET /v1/processes lists them")
+            raise NotFound(f"there is no process {process!r}", hint="xmigctl ps --all lists them")
 
     def _is_known(self, process: str, owner: int | None) -> bool:
         with self._reader.session() as session:
@@ -87,6 +89,7 @@ class Processes:
         info.communicator_bytes = live.communicator_bytes
         info.replica_copy_bytes = None if live.copies is None else live.copies.bytes
         info.survives_device_loss = live.survives_device_loss
+        info.device_loss_why = live.device_loss_why
         if (copy := live.neighbour_copy) is not None:
             info.neighbour, info.neighbour_why = copy.node, copy.why
             info.neighbour_copy_bytes, info.neighbour_behind_bytes = copy.bytes, copy.behind_bytes

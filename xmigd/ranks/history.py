@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from xmigd.groups import instructions as g
-from xmigd.groups.groups import HOLD_PATIENCE, PATIENCE
 from xmigd.groups.meetings import Answer
+from xmigd.groups.patience import HOLD_PATIENCE, PATIENCE
 from xmigd.groups.ties import Key, State, Who
 from xmigd.ipc import messages as m
 from xmigd.process import events as e

@@ -88,7 +88,7 @@ class GroupRecoveryInfo(Answer):
     """A recovery of all ranks. *_ms count from the loss of the first server."""
 
     at: float
-    outcome: Literal["running", "resumed", "lost", "abandoned"]
+    outcome: Literal["running", "resumed", "lost", "abandoned", "interrupted"]
     ranks: int
     lost: list[RankRecovery] = Field(description="those whose own servers were lost, at most 16")
     attempts: int = Field(description="the most of a rank: more than one if a server was lost in the middle of it")

@@ -36,4 +36,4 @@ def _lasted(row: Row) -> float:
 def outcome(rows: Iterable[Row]) -> str:
     """Of all: the worst."""
     outcomes = {row["outcome"] for row in rows}
-    return next(one for one in ("lost", "running", "resumed", "abandoned") if one in outcomes)
+    return next(one for one in ("lost", "running", "interrupted", "resumed", "abandoned") if one in outcomes)

@@ -17,6 +17,7 @@ from sqlalchemy.orm import Session
 from xmigd.database import models
 from xmigd.database.rows import wall
 from xmigd.database.writer import Writer
+from xmigd.faults.repository import recovery_values
 from xmigd.ipc.exits import End
 from xmigd.ipc.messages import Snapshot
 from xmigd.jobs import repository as jobs
@@ -28,7 +29,6 @@ from xmigd.processes.states import FINAL, UNPROTECTED
 from xmigd.records import JobRow, LogLine, ProcessRow
 
 SEGMENTS_KEPT = 1000
-PHASES = ("standby_ready", "mapped", "restored", "replayed", "resumed")
 
 
 class DatabaseRecords:
@@ -124,17 +124,7 @@ class DatabaseRecords:
         self._writer.record("faults.add", lambda session: session.execute(statement))
 
     def recovery(self, process: str, recovery: RecoveryRecord) -> None:
-        values = asdict(recovery)
-        occurred = values.pop("occurred")
-        values["at"] = wall(occurred)
-        values["detected_ms"] = (values.pop("detected") - occurred) / 1e6
-        expected = values.pop("expected")
-        values["expected_ms"] = None if expected is None else expected / 1e6
-        for phase in PHASES:
-            reached = values.pop(phase)
-            values[f"{phase}_ms"] = None if reached is None else (reached - occurred) / 1e6
-        values["story"] = "\n".join(recovery.story)
-        values["process_id"] = process
+        values = recovery_values(process, recovery)
         row = insert(models.Recovery).values(**values)
         statement = row.on_conflict_do_update(index_elements=["process_id", "number"], set_=values)
         self._writer.record("recoveries.save", lambda session: session.execute(statement))

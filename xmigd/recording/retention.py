@@ -136,7 +136,7 @@ async def tidy(writer: Writer, settings: Settings, now: float) -> dict[str, int]
     removed: dict[str, int] = {}
     for name, step in steps(settings, now, settings.database.parent).items():
         try:
-            while count := await asyncio.wrap_future(writer.submit("history.tidy", step, alone=True)):
+            while count := await writer.write("history.tidy", step, alone=True):
                 removed[name] = removed.get(name, 0) + count
         except (Unavailable, OSError) as error:
             logger.warning("the history stays as it is", about=name, why=str(error))

@@ -6,7 +6,6 @@ of its own, because rows are never changed. An intent without an outcome was int
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -40,7 +39,7 @@ class Audit:
         def write(session: Session) -> int:
             return int(session.execute(INTENT, values).scalar_one())
 
-        number: int = await asyncio.wrap_future(self._writer.submit("audit.intent", write))
+        number: int = await self._writer.write("audit.intent", write)
         shown = {"entry": "intent", "requestor": caller.name, "action": action}
         self._bus.publish("audit", "audit", str(number), None, shown)
         return number

@@ -6,7 +6,6 @@ so that scanners for leaked secrets recognise it.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import secrets
 import time
@@ -56,7 +55,7 @@ class Tokens:
             "created_by": creator.name, "created_at": now, "revoked_at": None,
             "expires_at": None if lifetime is None else now + lifetime, "last_used_at": None,
         }  # fmt: skip
-        await asyncio.wrap_future(self._writer.submit("tokens.create", lambda session: session.add(Token(**values))))
+        await self._writer.write("tokens.create", lambda session: session.add(Token(**values)))
         token = Token(**values)
         self._valid[token.hash] = token
         return token, secret
@@ -73,9 +72,9 @@ class Tokens:
         """Raises NotFound. From its return on, nobody gets in with it."""
         found = next((each for each in self._valid.values() if each.id == token), None)
         if found is None or (owner is not None and found.uid != owner):
-            raise NotFound(f"there is no valid token {token[:40]!r}", hint="GET /v1/tokens lists them")
+            raise NotFound(f"there is no valid token {token[:40]!r}", hint="xmigctl token list lists them")
         statement = update(Token).where(Token.id == token).values(revoked_at=time.time())
-        await asyncio.wrap_future(self._writer.submit("tokens.revoke", lambda session: session.execute(statement)))
+        await self._writer.write("tokens.revoke", lambda session: session.execute(statement))
         self._valid.pop(found.hash, None)
 
     def caller(self, secret: str, via: Via) -> Caller:

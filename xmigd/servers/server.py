@@ -11,11 +11,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from xmigd.errors import ProtocolError
+from xmigd.ipc import exits
 from xmigd.ipc import pidfd as pidfds
 from xmigd.ipc.channel import Channel, Peer, Received
 from xmigd.ipc.fds import Fd, close_all
@@ -32,6 +33,7 @@ PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "ASAN_OPTIONS", "UBSAN
 
 CLOSE_GRACE = 0.5  # seconds in which a server that closes its connection has begun to exit
 LOOK_AGAIN = 0.001  # seconds: whether it has
+END_PATIENCE = 5.0  # seconds for an end that was requested
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +44,17 @@ class ServerProgram:
     runtime_dir: Path
     device_memory: int
     scopes: Scopes = field(default_factory=Scopes)
-    open_late: bool = False  # its devices: not before a program needs them
+    # Ordinals, a bit each, whose contexts are opened at once; the others are when a program needs them. None: all.
+    devices: int | None = None
     address: str = ""  # of this node, for servers of others; empty: their process has no ranks there
 
     def command(self, device: str, control_fd: int) -> list[str]:
         command = [str(self.native_dir / SERVER), "--device", device, "--control-fd", str(control_fd)]
         if self.device_memory:
             command += ["--memory", str(self.device_memory)]
-        if self.open_late:
-            command += ["--open", "late"]
+        if self.devices is not None:
+            ordinals = [str(each) for each in range(self.devices.bit_length()) if self.devices >> each & 1]
+            command += ["--open", ",".join(ordinals) or "late"]
         if self.address:
             command += ["--address", self.address]
         return [*command, "--runtime-dir", str(self.runtime_dir)]
@@ -138,6 +142,7 @@ class Server:
         self.communicators = 0  # that it has made ahead, as have the other ranks' servers
         self.communicator_bytes = 0  # of its devices, that these take
         self.preloaded = False  # all that it was instructed to
+        self.devices = 0  # whose contexts it was instructed to open, as a standby
         self.takes_profiling = True  # one of an earlier version does not
         self.takes_sharing = True  # likewise
         self.quota_slots: tuple[int, ...] = ()  # that it writes, in the page of its job's memory quota
@@ -152,8 +157,11 @@ class Server:
 
     # --- beginnings ---------------------------------------------------------------------------------------------
 
-    async def spawn(self, program: ServerProgram, user: Peer, about: str = "") -> None:
-        """Start it as `user`. Ends in `started` or `failed`. `about`: for whom it works, in words."""
+    async def spawn(
+        self, program: ServerProgram, user: Peer, about: str = "", environment: Mapping[str, str] | None = None
+    ) -> None:
+        """Start it as `user`. Ends in `started` or `failed`. `about`: for whom it works, in words. `environment`: what
+        it has beside what every server has."""
         try:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         except OSError as error:
@@ -168,7 +176,9 @@ class Server:
             return
         try:
             with theirs:
-                child = await asyncio.to_thread(self._start_child, program, user, theirs.fileno(), printing.fileno())
+                child = await asyncio.to_thread(
+                    self._start_child, program, user, theirs.fileno(), printing.fileno(), environment or {}
+                )
         except (OSError, subprocess.SubprocessError) as error:
             ours.close()
             self._close_output()
@@ -201,16 +211,17 @@ class Server:
                 self.send(pack("output"), (printing,))
 
     def _start_child(
-        self, program: ServerProgram, user: Peer, control_fd: int, printing: int
+        self, program: ServerProgram, user: Peer, control_fd: int, printing: int, environment: Mapping[str, str]
     ) -> subprocess.Popen[bytes]:
         change = os.geteuid() == 0 and user.uid != 0
+        passed = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
         return subprocess.Popen(
             program.command(self.device, control_fd),
             stdin=subprocess.DEVNULL,
             stdout=printing,
             stderr=printing,
             cwd="/",
-            env={name: os.environ[name] for name in PASSED_ON if name in os.environ} | home_of(user.uid),
+            env=passed | home_of(user.uid) | {**environment},
             pass_fds=(control_fd,),
             start_new_session=True,
             restore_signals=False,  # SIGPIPE stays ignored: a server outlives the daemon, who reads what it prints
@@ -245,6 +256,11 @@ class Server:
         self._kill_wanted = True
         if self._pidfd is not None:
             pidfds.send_signal(self._pidfd, signal.SIGKILL)
+
+    def end(self, why: str) -> None:
+        """It stops, waits for its device and exits; if it does not in time, it is killed."""
+        self.send(pack("stop", reason=why[:1000]))
+        self._loop.call_later(END_PATIENCE, self.kill)
 
     def forget(self) -> None:
         """The daemon is leaving, the server stays: it sees its connection end and looks for the next daemon."""
@@ -317,10 +333,12 @@ class Server:
             self._channel.drain()
             self._channel.close()
         self._loop.remove_reader(self._pidfd.fileno())
+        ending = Ending("it has exited")  # of one that is not our child, on an older kernel, no more is known
+        if self._child is not None:
+            ending = Ending.of(self._child.wait())  # it has exited: this does not wait
+        elif (status := exits.exit_status(self._pidfd, self.pid, self.start_time)) is not None:
+            ending = Ending.of(os.waitstatus_to_exitcode(status))
         self._pidfd.close()
         self._pidfd = None
         self._close_output()
-        ending = Ending("it has exited")  # of one that is not our child no more is known
-        if self._child is not None:
-            ending = Ending.of(self._child.wait())  # it has exited: this does not wait
         self._hooks.exited(self, ending, self._ended_at or time.monotonic_ns())

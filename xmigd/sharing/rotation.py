@@ -73,9 +73,11 @@ class Rotation:
                 await self._task
 
     def waits(self, job: str) -> float | None:
-        """Seconds since it was suspended for another one; None: it does not wait."""
-        since = self._waits_since.get(job)
-        return None if since is None else time.monotonic() - since
+        """Seconds since its suspension for another one began; None: it does not wait, or still runs."""
+        since, process = self._waits_since.get(job), self._process(job)
+        if since is None or process is None or process.state != "suspended":
+            return None
+        return time.monotonic() - since
 
     def leave(self, job: str) -> None:
         """Somebody wants it to be suspended: it waits no longer, and gets no turn until it is resumed."""
@@ -174,6 +176,7 @@ class Rotation:
             job = process.job
             # Several processes are suspended as one only if they communicate; others keep their device.
             alone = len(self._supervisor.processes_of(job.id)) == 1 and "," not in process.row.device
+            alone = alone and job.nodes is None  # nor those that communicate with other nodes
             if job.priority == "best-effort" and job.memory_quota is not None and alone:
                 now[job.id] = process
         running = {name for name, process in now.items() if process.state != "suspended"}

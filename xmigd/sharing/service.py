@@ -24,10 +24,11 @@ class Sharing:
         return JobSharing(
             job=job, priority=processes[0].job.priority, memory_quota=processes[0].job.memory_quota,
             quota_used={name: each.quota_used(name) for name, each in names.items() if each.quota is not None},
-            waits_ms=None if waits is None else waits * 1e3,
+            sm_share=processes[0].job.sm_share, waits_ms=None if waits is None else waits * 1e3,
             processes=[
                 ProcessSharing(
-                    process=each.row.id, device=each.row.device, shares=self._neighbours.shares(each.row.id),
+                    process=each.row.id, device=each.row.device, mps=each.is_mps_client,
+                    without_mps=each.without_mps, shares=self._neighbours.shares(each.row.id),
                     held_kernels=shown.held, held_ms=shown.held_ns / 1e6, overdue_kernels=shown.overdue,
                 )
                 for each in processes

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import struct
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import xxhash
@@ -21,7 +21,7 @@ from xmigd.native import Layout
 SNAPSHOT_MAGIC = 0x3254554347494D58
 SNAPSHOT_HEADER = struct.Struct("<13Q")  # magic, bytes, checksum, number, position, sequence, seven counts
 FAILURES = 8 * 16  # follow it
-CHECKSUMMED_FROM = 24
+CHECKSUM_AT, CHECKSUMMED_FROM = 16, 24
 EXTENT, LIVE_RANGE, CHUNK, IMAGE = 16, 24, 24, 16  # bytes of an entry, in the order of the file
 MAX_SNAPSHOT = 64 << 20  # hashes of 5 TiB of device memory
 PIECE = 1 << 20
@@ -86,6 +86,19 @@ def parse_snapshot(content: bytes) -> SnapshotFile:
         raise Unreadable("its parts are longer than the whole")
     found = tuple(struct.unpack_from("<2Q", content, start + i * IMAGE) for i in range(images))
     return SnapshotFile(number, position, sequence, found, content)
+
+
+def with_slots(content: bytes, slot: Callable[[int], int]) -> bytes:
+    """A snapshot's file in which each chunk has another place, by the one that it has. Raises Unreadable."""
+    parse_snapshot(content)
+    memory, live, chunks = SNAPSHOT_HEADER.unpack_from(content)[6:9]
+    start = SNAPSHOT_HEADER.size + FAILURES + memory * EXTENT + live * LIVE_RANGE
+    words = array("Q")
+    words.frombytes(memoryview(content)[start : start + chunks * CHUNK])
+    words[2::3] = array("Q", map(slot, words[2::3]))
+    changed = b"".join((content[:start], words.tobytes(), content[start + chunks * CHUNK :]))
+    checksum = xxhash.xxh3_64_intdigest(memoryview(changed)[CHECKSUMMED_FROM:])
+    return b"".join((changed[:CHECKSUM_AT], checksum.to_bytes(8, "little"), changed[CHECKSUMMED_FROM:]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from xmigd.ipc.fds import Fd, close_all
 from xmigd.supervisor.state import ProcessState
 
 Progress = Callable[[int], None]  # bytes that are copied
+ROOM_FOR_INCREMENT = 1 << 30  # bytes; what is beyond that is copied once more (xmigd/checkpoints/memory.py)
 Report = m.SuspendProgress | m.SnapshotSlab | m.SnapshotCopied | m.SnapshotNotCopied
 
 
@@ -29,7 +30,7 @@ class Known:
 @dataclass(frozen=True, slots=True)
 class SnapshotCopy:
     """`slabs`: memory, with its place in the shadow that a next server is given; None: its content is that of `since`.
-    `file`: the snapshot's file that names these places."""
+    `file`: the snapshot's file that names these places. `rounded`: what a lossy copy has rounded."""
 
     number: int
     server: int
@@ -38,6 +39,7 @@ class SnapshotCopy:
     file: Fd
     bytes: int  # that were copied
     ms: float
+    rounded: tuple[m.RoundedNumbers, ...] = ()
 
 
 @dataclass(slots=True)
@@ -77,9 +79,21 @@ class Copying:
     def under_way(self) -> bool:
         return self._begun is not None
 
-    def begin(self, number: int, progress: Progress, *, since: Known | None = None) -> asyncio.Future[SnapshotCopy]:
+    def room(self, since: Known | None) -> int:
+        """Bytes in the folder of checkpoints that a copy gets, if they are there. How much has changed since then
+        nobody knows before."""
+        last = self._process.last_snapshot
+        live = 0 if last is None else last.live_bytes
+        return live if since is None else min(live, ROOM_FOR_INCREMENT)
+
+    def begin(
+        self, number: int, progress: Progress, *, since: Known | None = None, beside: int = 0,
+        keep_bits: int = 0,
+    ) -> asyncio.Future[SnapshotCopy]:  # fmt: skip
         """Of the snapshot at which it is paused. Who cancels it does not want it any more. `since`: what is `known`, if
-        all of that is there still. Raises Conflict: there is no server, or another copy is being made."""
+        all of that is there still. `beside`: bytes that others write in the folder of checkpoints meanwhile.
+        `keep_bits`: of the mantissas of named numbers; 0: the copy is exact. Raises Conflict: there is no server, or
+        another copy is being made."""
         server = self._process.server(self._process.machine.active)
         if server is None:
             raise Conflict("its server was lost", hint="ask again when the process is running")
@@ -88,10 +102,14 @@ class Copying:
         made: asyncio.Future[SnapshotCopy] = asyncio.get_running_loop().create_future()
         begun = self._begun = _Begun(number, server.number, since, progress, made)
         begun.made.add_done_callback(lambda made: self._over(begun, made))
-        last = self._process.last_snapshot
+        pool, wanted, room = self._process.host_pool, self.room(since), list[Fd]()
         if since is None:
-            self._process.give_room(server, 0 if last is None else last.live_bytes)
-        server.send(m.pack("copy_snapshot", number=number, since=0 if since is None else since.number))
+            pool.make_room(wanted)
+            room = pool.take(wanted)
+        room += pool.make(wanted - len(room) * pool.piece, beside)
+        self._process.give_room(server, room)
+        lossy = {"keep_bits": keep_bits} if keep_bits else {}  # a server of an earlier version does not know it
+        server.send(m.pack("copy_snapshot", number=number, since=0 if since is None else since.number, **lossy))
         return begun.made
 
     def reported(self, message: Report, fds: list[Fd]) -> None:
@@ -112,7 +130,7 @@ class Copying:
             case m.SnapshotCopied():
                 slabs, begun.slabs = tuple(begun.slabs), []
                 about = (begun.number, begun.server, begun.since)
-                begun.made.set_result(SnapshotCopy(*about, slabs, fds[0], message.bytes, message.ms))
+                begun.made.set_result(SnapshotCopy(*about, slabs, fds[0], message.bytes, message.ms, message.rounded))
             case m.SnapshotNotCopied():
                 self._fail(begun, message.text)
 

@@ -6,10 +6,11 @@ What it would read of a process of its own node, the other daemon sends with eve
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from xmigd.groups.meetings import Answer
 from xmigd.process import events as e
+from xmigd.process import migration_events as v
 from xmigd.records import JobRow, ProcessRow
 from xmigd.supervisor import node_messages as n
 from xmigd.supervisor.member import Member
@@ -65,7 +66,11 @@ class FarProcess:
 
     @property
     def warm_standby(self) -> int | None:
-        return None  # no communicators are made ahead across nodes
+        return self._stand.standby
+
+    @property
+    def target(self) -> int | None:
+        return self._stand.target
 
     @property
     def standing(self) -> bool:
@@ -78,10 +83,21 @@ class FarProcess:
         return self._stand.forsaken
 
     def renewed(self) -> int:
-        return 0  # ranks of jobs of several nodes do not move
+        return self._stand.renewed
 
     def suspended_at(self) -> int:
-        return 0  # nor are they suspended, but while they are made again: each node knows which of its own are
+        return self._stand.suspended_at
+
+    @property
+    def leaving(self) -> v.Leaving:
+        return self._stand.leaving
+
+    @property
+    def resumes(self) -> bool:
+        return self._stand.resumes
+
+    def wake(self, reason: str) -> None:
+        self.tell(e.GroupWoken(t=0, reason=reason))
 
     def tell(self, event: e.Event) -> None:
         self._deliver(n.tell(self._nodes, self.row.id, event))
@@ -111,11 +127,20 @@ class FarProcess:
         ranks = tuple((one.node or leader, one.row.id) for one in others)
         self._deliver(n.NameReplicas(nodes=self._nodes, process=self.row.id, server=number, ranks=ranks))
 
-    # What is prepared ahead is each node's own.
+    # What is made ahead. Counted is it where the memory is.
 
-    def prepare_communicator(self, number: int, attempt: int, name: str) -> None: ...
-    def forget_communicator(self, number: int, attempt: int) -> None: ...
-    def note_made(self, number: int, communicators: int, device_bytes: int) -> None: ...
-    def count_standby_bytes(self, counted: Sequence[int]) -> None: ...
-    def server_devices(self) -> Mapping[int, str]:
-        return {} if self.active is None else {self.active: self.row.device}
+    def prepare_communicator(self, number: int, attempt: int, name: str) -> None:
+        about = {"nodes": self._nodes, "process": self.row.id, "server": number}
+        self._deliver(n.PrepareCommunicator.model_validate(about | {"attempt": attempt, "name": name}))
+
+    def forget_communicator(self, number: int, attempt: int) -> None:
+        about = {"nodes": self._nodes, "process": self.row.id, "server": number}
+        self._deliver(n.ForgetCommunicator.model_validate(about | {"attempt": attempt}))
+
+    def leaves_with(self, communicators: Sequence[int]) -> None:
+        """Its node reads that from what it passes on."""
+
+    def note_made(self, number: int, communicators: int, device_bytes: int) -> None:
+        about = {"nodes": self._nodes, "process": self.row.id, "server": number}
+        more = {"communicators": communicators, "device_bytes": device_bytes}
+        self._deliver(n.NoteMade.model_validate(about | more))

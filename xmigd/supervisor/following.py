@@ -10,26 +10,35 @@ everything that the other may not know.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from xmigd import log
-from xmigd.errors import ProtocolError
+from xmigd.errors import ProtocolError, Unavailable
 from xmigd.ipc import messages as m
 from xmigd.peers.contract import Links
 from xmigd.process import events as e
 from xmigd.process import migration_events as v
+from xmigd.process.migration import Move
 from xmigd.servers.server import Server
 from xmigd.supervisor import node_messages as n
 from xmigd.supervisor.far_chunks import FarRank
-from xmigd.supervisor.process import Process, now
+from xmigd.supervisor.followed import FollowedStandbys
+from xmigd.supervisor.group import LEAVE_PATIENCE as ALL_STAND_PATIENCE
+from xmigd.supervisor.group import PREPARE_PATIENCE
+from xmigd.supervisor.joining import Join, JoinHere
+from xmigd.supervisor.process import Process
+from xmigd.supervisor.standby_memory import StandbyMemory
+from xmigd.supervisor.state import now
 
 logger = log.get("nodes")
 
 # Of a group on these nodes, these have the snapshots of a round, as all others have.
 SettledHere = Callable[[str, Sequence[Process]], None]
 
-NOT_HERE = "its job has ranks on several nodes"
+# Seconds for a rank's move, while the one who leads may not be in reach: a little longer than that one waits.
+LEAVE_PATIENCE = PREPARE_PATIENCE + ALL_STAND_PATIENCE / 1e9 + 5
 
 
 @dataclass(slots=True)
@@ -50,15 +59,26 @@ class _Known:
 class Following:
     """Of the jobs of some nodes, of which another one leads."""
 
-    def __init__(self, nodes: str, links: Links, processes: Mapping[str, Process], settled_here: SettledHere) -> None:
+    def __init__(
+        self, nodes: str, links: Links, processes: Mapping[str, Process], settled_here: SettledHere,
+        standby_memory: StandbyMemory, join_here: JoinHere, patience: float,
+    ) -> None:  # fmt: skip
+        """`join_here`: processes of this node are to be suspended or resumed with others. `patience`: seconds that the
+        node that leads may be out of reach meanwhile."""
         self._settled_here = settled_here
+        self._join_here = join_here
+        self._patience = patience
+        self._silent: asyncio.TimerHandle | None = None  # the one who leads is, until that is too long
         self._nodes = nodes
         self._links = links
         self._leader = nodes.split(",")[0]
         self._processes = processes  # of all jobs
         self._known: dict[str, _Known] = {}
+        self._standbys = FollowedStandbys(nodes, standby_memory, processes, self._report, self._send)
         self._settled = False
         self._wanted = False  # `here` is, once this daemon knows who is
+        # Of ranks that are to leave their servers at a round, until it is decided: how long that may take.
+        self._leaving: dict[str, asyncio.TimerHandle] = {}
 
     # --- what happens ------------------------------------------------------------------------------------------------
 
@@ -66,9 +86,7 @@ class Following:
         known = self._known.setdefault(process.row.id, _Known())
         match message:
             case m.CommunicatorPrepared():
-                return
-            case m.MemoryShort(number=number):
-                server.send(m.pack("memory_given_up", number=number, bytes=0))
+                self._standbys.prepared(process, server, message)
                 return
             case m.Communicator(name=name, rank=rank, state=state):
                 known.communicators[name, rank] = message
@@ -84,11 +102,17 @@ class Following:
                 if number != known.round:
                     self._send(n.HeldAgain(nodes=self._nodes, stand=_stand(process), round=number))
                     return
+        self._report(process, server.number, message)
+
+    def _report(self, process: Process, server: int, message: m.RankMessage) -> None:
         fields = message.model_dump(mode="json")
-        self._send(n.Reported(nodes=self._nodes, stand=_stand(process), server=server.number, message=fields))
+        self._send(n.Reported(nodes=self._nodes, stand=_stand(process), server=server, message=fields))
 
     def committed(self, process: Process, number: int) -> None:
         self._send(n.Committed(nodes=self._nodes, stand=_stand(process), round=number))
+
+    def took_alone(self, process: Process) -> None:
+        self._send(n.TookAlone(nodes=self._nodes, stand=_stand(process)))
 
     def changed(self, process: Process, instruction: e.Instruction) -> None:
         match instruction:
@@ -105,17 +129,50 @@ class Following:
                 self._change(process, "lost", why)
             case e.SaveState(state="draining" | "ended"):
                 self._change(process, "gone")
+            case v.GiveTarget(mode="move") if process.grouped:
+                self._change(process, "moves")
             case v.AskHandover():
-                if process.active is not None:
-                    process.tell(v.HandoverFailed(t=now(), server=process.active, text=NOT_HERE))
+                patience, why = min(LEAVE_PATIENCE, self._patience), "the node that leads did not decide it in time"
+                timer = asyncio.get_running_loop().call_later(patience, self._stays, process, why)
+                self._leaving[process.row.id] = timer
+                self._change(process, "leaves")
+            case v.SaveMigration(record) if record.kind == "move" and (
+                record.state != "running" or record.phase == "rolling_back"
+            ):
+                why = record.error or "it is over"
+                self._stays(process, why)
+                self._change(process, "stays", why)
             case v.PrepareSuspend(ranks=True):
-                process.tell(v.GroupRefuses(t=now(), text=NOT_HERE))
-            case v.Waits("restored"):
-                self._change(process, "restored")
-            case v.SaveMigration(record) if record.kind == "resume" and record.state not in ("running", "done"):
-                self._change(process, "not_resumed", record.error or "it is over")
+                self._change(process, "suspends")
+            case v.Waits(what):
+                self._change(process, what)
+            case e.SaveState(state="suspended"):
+                if not process.resumes:  # else a holder is missing, and what its target has reported counts
+                    self._known[process.row.id] = _Known()
+                    self._standbys.void([process.row.id])  # they are gone, and the one who leads sends nothing of that
+                self._change(process, "asleep")
+            case v.SaveMigration(record) if record.state in ("failed", "cancelled") or record.phase == "rolling_back":
+                if record.kind != "suspend":
+                    self._change(process, "not_resumed", record.error or "it is over")
+                elif record.code != "program_exited":  # else it is gone
+                    self._change(process, "not_suspended", record.error or "it is over")
+
+    def _stays(self, process: Process, why: str) -> None:
+        """If it was to leave its server: it is not decided, as far as is known here; if it is, see `_moves`."""
+        active = process.active
+        if self._end_leaving(process.row.id) and active is not None:
+            process.tell(v.HandoverFailed(t=now(), server=active, text=why))
+
+    def _end_leaving(self, name: str) -> bool:
+        """Was it about to?"""
+        timer = self._leaving.pop(name, None)
+        if timer is not None:
+            timer.cancel()
+        return timer is not None
 
     def finished(self, process: Process) -> None:
+        self._end_leaving(process.row.id)
+        self._standbys.void([process.row.id])
         if self._known.pop(process.row.id, None) is not None:
             self._send(n.Finished(nodes=self._nodes, process=process.row.id))
 
@@ -126,6 +183,17 @@ class Following:
     def made_again(self, process: Process) -> None:
         self._known[process.row.id] = _Known()
         self._send(n.MadeAgain(nodes=self._nodes, stand=_stand(process)))
+
+    def begins(self, what: n.What, to: n.To, processes: Sequence[Process]) -> None:
+        """All others of their group are to be suspended or resumed with them. Raises Unavailable: nobody leads."""
+        if not self._settled or not self._links.connected(self._leader):
+            raise Unavailable(f"{self._leader}, which leads the job's nodes, is not in reach", code="peer_unreachable",
+                              hint="xmigctl peer list says why")  # fmt: skip
+        names = tuple(one.row.id for one in processes)
+        self._send(n.Begins(nodes=self._nodes, what=what, to=to, processes=names))
+
+    def cannot_join(self, what: n.What, process: Process, why: str) -> None:
+        self._change(process, "not_suspended" if what == "suspend" else "cannot_resume", why)
 
     def pause(self, process: Process) -> None:
         self._known.setdefault(process.row.id, _Known()).pauses = True
@@ -148,10 +216,43 @@ class Following:
     def session(self) -> None:
         """Its daemon was started, or this one. Who has stopped for a round of an earlier one would wait in vain; who is
         held waits for the decision, which may have been made."""
+        why = "the daemon that leads was started again"
+        self._do_not_wait(why, lambda move: move.leaving == "waits")
+        for leaving in [one for name in self._leaving if (one := self._own(name)) is not None]:
+            self._stays(leaving, why)  # what was decided and did not come is found in the journals
         for name, known in self._known.items():
             if known.round and not known.held and (process := self._own(name)) is not None:
                 process.send_active(m.pack("group_continue", round=known.round))
+        self._standbys.void(self._known)
         self._report_who_is_here()
+
+    def up(self) -> None:
+        if self._silent is not None:
+            self._silent.cancel()
+            self._silent = None
+
+    def down(self) -> None:
+        self.up()
+        self._silent = asyncio.get_running_loop().call_later(self._patience, self._is_silent)
+
+    def _is_silent(self) -> None:
+        self._silent = None
+        why = f"{self._leader}, which leads the job's nodes, has not been in reach for {self._patience:g} s"
+        self._do_not_wait(why, lambda move: move.in_doubt)
+
+    def _do_not_wait(self, why: str, may_be_decided: Callable[[Move], bool]) -> None:
+        """For the others, to be suspended or resumed with them; unless all may have done their part."""
+        for name in list(self._known):
+            process = self._own(name)
+            move = None if process is None else process.machine.move
+            if process is not None and move is not None and move.ranks and not may_be_decided(move):
+                process.tell(v.GroupRefuses(t=now(), text=why))
+
+    def close(self) -> None:
+        self._standbys.close()
+        self.up()
+        for timer in self._leaving.values():
+            timer.cancel()
 
     def _report_who_is_here(self) -> None:
         self._wanted = not self._settled
@@ -159,7 +260,8 @@ class Following:
             # Also those whose servers have not reported anything to this daemon yet: who is not named is gone.
             own = [one for one in self._processes.values() if one.job.nodes == self._nodes]
             present = [self._present(one, self._known.setdefault(one.row.id, _Known())) for one in own]
-            self._send(n.Here(nodes=self._nodes, processes=tuple(present)))
+            bound = self._standbys.bound
+            self._send(n.Here(nodes=self._nodes, standby_bytes=bound, processes=tuple(present)))
 
     def received(self, message: n.NodeMessage) -> None:
         """Raises ProtocolError."""
@@ -170,10 +272,25 @@ class Following:
                 if self._settled:  # else `here` is to come, and then the question again
                     self._send(n.CaughtUp(nodes=self._nodes, number=number))
             case n.Tell(process=name) if (process := self._own(name)) is not None:
-                process.tell(message.at(now()))
+                event = message.at(now())
+                if isinstance(event, e.GroupGo) and process.machine.awaits_group:
+                    self._go_on(process, event)
+                elif isinstance(event, e.GroupWoken):
+                    process.wake(event.reason)
+                elif isinstance(event, v.HandoverFailed):
+                    self._stays(process, event.text)
+                else:
+                    process.tell(event)
+            case n.Join(what=what, to=to, processes=names):
+                named = tuple(one for one in map(self._own, names) if one is not None)
+                if len({one.row.uid for one in named}) == 1:  # a job is one user's
+                    self._join_here(Join(what, to, named, self._leader))
             case n.Send(process=name, server=number, text=text) if (process := self._own(name)) is not None:
-                unwanted = self._note_round(name, text)
+                sent = n.round_of(text)
+                unwanted = sent is not None and self._note_round(name, sent)
                 if process.active == number and (server := process.server(number)) is not None:
+                    if sent is not None and sent.moves and not self._moves(process, sent):
+                        return
                     server.send(text.encode())
                 if unwanted:
                     process.let_go_on()
@@ -194,6 +311,9 @@ class Following:
                 found = [one for one in map(self._own, names) if one is not None]
                 if len({one.row.uid for one in found}) == 1:
                     self._settled_here(self._nodes, found)
+            case n.PrepareCommunicator() | n.ForgetCommunicator() | n.NoteMade():
+                if (process := self._own(message.process)) is not None:
+                    self._standbys.received(process, message)
             case n.Tell() | n.Send() | n.Met() | n.Look() | n.NameReplicas():
                 pass  # it has ended meanwhile
             case _:
@@ -202,10 +322,30 @@ class Following:
     def _own(self, name: str) -> Process | None:
         return self._processes.get(name) if name in self._known else None
 
-    def _note_round(self, name: str, text: str) -> bool:
+    def _go_on(self, process: Process, event: e.GroupGo) -> None:
+        """Without what the others use, its server could only end: they are to come back, and it waits for them."""
+        if self._standbys.go_on(process, event.communicators):
+            process.tell(event)
+        else:
+            self._change(process, "broken", "communicators that were made ahead are not there any more")
+            self._change(process, "awaits")
+
+    def _moves(self, process: Process, sent: n.Round) -> bool:
+        """A rank moves, this one or another, and that is decided. Can it do its part? It cannot if its move was given
+        up here meanwhile, or what was made for that. The others use it, so all are recovered from this round."""
+        leaves = sent.leaves and self._end_leaving(process.row.id)
+        server = process.target if leaves else process.active
+        can = self._standbys.use(process, server, sent.communicators) and leaves == sent.leaves
+        if can and leaves:
+            process.leaves_with(sent.communicators)
+        if not can:
+            why = "the move of a rank was decided, and was given up here meanwhile"
+            self._change(process, "broken", why)
+            process.tell(e.GroupLost(t=now(), reason=why))
+        return can
+
+    def _note_round(self, name: str, message: n.Round) -> bool:
         """Is it sent to pause, and nobody wants that any more? Both messages were on their way at once."""
-        if (message := n.round_of(text)) is None:
-            return False
         known = self._known[name]
         known.round = message.round
         if message.type in ("group_take", "group_continue"):
@@ -237,5 +377,7 @@ def _stand(process: Process) -> n.Stand:
     return n.Stand(
         process=process.row.id, uid=process.row.uid, job=process.job.name, pid=process.row.pid,
         start_time=process.row.start_time, device=process.row.device, state=process.state, active=process.active,
-        standing=process.standing, rounds=process.rounds(), forsaken=process.forsaken(),
+        standby=process.warm_standby, standing=process.standing, rounds=process.rounds(), forsaken=process.forsaken(),
+        target=process.target, renewed=process.renewed(),
+        suspended_at=process.suspended_at(), leaving=process.leaving, resumes=process.resumes,
     )  # fmt: skip

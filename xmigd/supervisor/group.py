@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 from xmigd import log
-from xmigd.devices.names import devices_of
+from xmigd.errors import Conflict
 from xmigd.groups import instructions as g
 from xmigd.groups import prepared as p
 from xmigd.groups.groups import Groups
@@ -25,8 +25,10 @@ from xmigd.records import JobRow, ReplicaPolicy
 from xmigd.supervisor import node_messages as n
 from xmigd.supervisor.far_process import FarServer
 from xmigd.supervisor.member import Member, Sender
-from xmigd.supervisor.process import Process, now
+from xmigd.supervisor.process import Process
 from xmigd.supervisor.replicas import Compared, Comparisons
+from xmigd.supervisor.standby_memory import StandbyMemory
+from xmigd.supervisor.state import now
 
 logger = log.get("groups")
 
@@ -40,16 +42,19 @@ class Ranks:
     """Of all programs of this node that have none elsewhere; or of the jobs of some nodes that this one leads."""
 
     def __init__(
-        self, processes: Mapping[str, Member], job_log: JobLog, history: History, communicators_bound: int,
+        self, processes: Mapping[str, Member], job_log: JobLog, history: History, standby_memory: StandbyMemory,
         copy_unique: Callable[[Sequence[Member]], None], suspend_patience: float, first_round: int,
         replica_check: float, stop_job: Callable[[JobRow, str], None], replica_policy: ReplicaPolicy,
         may_begin: Callable[[], bool] = lambda: True,
-        hear_all: Callable[[Callable[[], None]], None] = lambda then: then(),
+        hear_all: Callable[[Callable[[], None]], None] = lambda then: then(), *, leads: bool = False,
     ) -> None:  # fmt: skip
         """`copy_unique`: these are a group that has the snapshots of a round; what only one device has may be copied.
         `first_round`: higher than any of an earlier daemon. `stop_job`: a job's policy says so. `may_begin`: are all
-        there whom a round needs? `hear_all` calls its argument once all that other nodes know now is known here."""
+        there whom a round needs? `hear_all` calls its argument once all that other nodes know now is known here.
+        `leads`: jobs of several nodes, whose processes are all that there are in `processes`; else they are left to
+        others."""
         self._processes = processes
+        self._leads = leads
         self._job_log = job_log
         self._may_begin = may_begin
         self._hear_all = hear_all
@@ -59,11 +64,15 @@ class Ranks:
         self._meetings = Meetings()
         self._groups = Groups(first_round, round(suspend_patience * 1e9))
         self._resumptions = Resumptions()
-        self._prepared = p.Prepared(communicators_bound, first=now())
-        self._counted: dict[str, list[int]] = {}  # by process: what it may count as free of each device
+        self._prepared = p.Prepared(first=now())
+        self._standby_memory = standby_memory
+        standby_memory.add(self)
+        # By node, bytes that a standby's communicators may take there.
+        self.standby_bounds = {"": standby_memory.bound}
         # Of processes that move, until they have left or stay: how long their communicators may take; cancelled once
         # they are there.
         self._handovers: dict[str, asyncio.TimerHandle] = {}
+        self._left: set[str] = set()  # processes that have left their servers at a round: their moves are not over yet
         self.history = history
         self._comparisons = Comparisons(replica_check, self._compared)
         self._stop_job = stop_job
@@ -75,6 +84,10 @@ class Ranks:
         self._opening: asyncio.TimerHandle | None = None
         self._wanting: dict[str, int] = {}  # processes that have lost memory with a device: which server of theirs
         self._looking: asyncio.TimerHandle | None = None
+        # Of a group some run and others are suspended. These are to run again, once their servers have ended.
+        self._waking: set[str] = set()
+        self._apart: asyncio.TimerHandle | None = None  # it is not known yet what those that run are members of
+        self._apart_since = 0
 
     # --- what happens ------------------------------------------------------------------------------------------------
 
@@ -89,14 +102,12 @@ class Ranks:
                 self._meet(process, server, message)
             case m.CommunicatorPrepared():
                 self._communicator_prepared(process, server, message)
-            case m.MemoryShort(number=number, ordinal=ordinal, bytes=size):
-                self._memory_short(process, server, number, ordinal, size)
             case m.Communicator(name=name, rank=rank, ranks=ranks, state=state):
                 self._tell(lambda t: self._groups.communicator(t, who, name, rank, ranks, state))
             case m.CommunicatorFailed(name=name, rank=rank, why=why, severed=severed):
                 logger.warning("a collective failed", process=who.process[:12], rank=rank, why=why)
                 self._tell(lambda t: self._groups.failed(t, who.process, name, severed=severed))
-            case m.GroupWanted() if self._may_begin():
+            case m.GroupWanted() if self._may_begin() and self._apart is None:
                 self._tell(lambda t: self._groups.wanted(t, who.process))
             case m.GroupStopped(round=number, counts=counts, behind=behind):
                 self._comparisons.stopped(who.process, server.number, number, message.work)
@@ -125,6 +136,7 @@ class Ranks:
         for message in present.communicators:
             self.reported(process, about, message)
         self._tell(lambda t: self._groups.unheard(t, name))
+        self.move_over(process, "a daemon was started again")
         fate = self._groups.fate_of(name)
         if fate is None and self._opened and (present.orphan or present.awaits):
             process.tell(e.Grouped(t=now(), on=False))  # nobody shares a communicator with it
@@ -143,6 +155,11 @@ class Ranks:
         prepared, decided = process.rounds()
         if decided and not prepared:
             self._tell(lambda t: self._groups.committed(t, name, decided))
+        if process.leaving == "waits":
+            self._tell(lambda t: self._groups.suspended(t, name))
+        else:
+            self.not_suspended(process, "a daemon was started again")
+            self.not_resumed(process, "a daemon was started again")
 
     def held_again(self, process: Member, number: int) -> None:
         """It stands prepared in a round that its daemon knows nothing of."""
@@ -152,6 +169,10 @@ class Ranks:
     def committed(self, process: Member, number: int) -> None:
         self.history.committed(now(), process.row.id, number)
         self._tell(lambda t: self._groups.committed(t, process.row.id, number))
+
+    def took_alone(self, process: Member) -> None:
+        """What it has now may be nowhere else, and what others had in common with it, too."""
+        self._copy_unique(self._group_of(process))
 
     def changed(self, process: Member, instruction: e.Instruction) -> None:
         """What its machine says of it."""
@@ -172,21 +193,27 @@ class Ranks:
                 self._waits(name, what)
             case v.SaveMigration(record) if record.state != "running" or record.phase == "rolling_back":
                 why = record.error or "it is over"
+                self.move_over(process, why)
                 if record.state != "done":
                     self.not_resumed(process, why)
-                self._move_over(process, why)
+                if record.kind == "suspend" and record.state != "done" and record.code != "program_exited":
+                    self.not_suspended(process, why)
             case e.SaveState(state="losing" | "lost", why=why):
                 self._tell(lambda t: self._groups.lost(t, name, why))
+            case e.SaveState(state="suspended"):
+                self.look_who_is_left_behind()
             case e.SaveState(state="draining" | "ended"):
                 self._tell(lambda t: self._groups.gone(t, name))
                 self._tell(lambda _: self._resumptions.gone(name))
 
     def finished(self, process: Member) -> None:
         self.history.finished(now(), process.row.id)
+        self._end_handover(process)
+        self._left.discard(process.row.id)
         self._meetings.gone(process.row.id)
-        self._counted.pop(process.row.id, None)
         self._comparisons.gone(process.row.id)
         self._restoring.pop(process.row.id, None)
+        self._waking.discard(process.row.id)
         self._carry_out_ahead(self._prepared.gone(process.row.id))
 
     def orphaned(self, process: Member) -> None:
@@ -209,6 +236,29 @@ class Ranks:
         else:
             found = [self._processes[one] for one in self._groups.others(name) if one in self._processes]
         return sorted([process, *found], key=lambda one: (one.row.start_time, one.row.pid))
+
+    def with_them(self, names: Iterable[str]) -> list[Member]:
+        """All others of their groups."""
+        found = {other for name in names for other in self._groups.others(name)} - set(names)
+        return [self._processes[one] for one in sorted(found) if one in self._processes]
+
+    def asleep_with(self, names: Iterable[str]) -> list[Member]:
+        """All others that were suspended with these, or are about to be. Raises Conflict: not all are."""
+        named = [self._processes[one] for one in names if one in self._processes]
+        rounds, uids = {one.suspended_at() for one in named} - {0}, {one.row.uid for one in named}
+        found = [
+            one for one in self._processes.values()
+            if one.suspended_at() in rounds and one.row.uid in uids and (one.state == "suspended" or one.leaving)
+        ]  # fmt: skip
+        awake = any(one.row.uid in uids for at in rounds for one in self._awake(at))
+        if not found or awake or any(one.row.id in self._waking for one in found):
+            raise Conflict("ranks of its group run, and it is recovered with them", code="not_running")
+        others = [one for one in found if one not in named]
+        # Of one whose resumption is being taken back a last word is to come, which would be taken for the next one's.
+        taken_back = any(one.resumes for one in others)
+        if taken_back or any(self._groups.is_to_stand(one.row.id) or self.resumed_with(one.row.id) for one in found):
+            raise Conflict("its group is being suspended, or resumed", code="already_moving")
+        return others
 
     def _slept_with(self, process: Member, other: Member) -> bool:
         """Or is it about to? Then it cannot be resumed yet, nor can the others."""
@@ -256,32 +306,88 @@ class Ranks:
             case "restored":
                 self._tell(lambda _: self._resumptions.restored(name))
 
+    def resumed_with(self, name: str) -> set[str]:
+        return self._resumptions.members(name)
+
+    def not_suspended(self, process: Member, why: str) -> None:
+        """If it is to be with others."""
+        self._tell(lambda t: self._groups.refuses(t, process.row.id, why))
+
     def not_resumed(self, process: Member, why: str) -> None:
         name = process.row.id
         if members := self._resumptions.members(name):
             self._tell(lambda _: self._resumptions.failed(name, why))
             self._tell(lambda t: self._groups.forget(t, members))
 
-    def _wake_those_left_behind(self) -> None:
-        """Of a group of which an earlier daemon had suspended, or resumed, only some when it was lost."""
-        awake = {
-            one.rounds()[1]: one.row.id for one in self._processes.values()
-            if one.grouped and one.state in ("running", "recovering")
-        }  # fmt: skip
-        for process in self._processes.values():
-            if process.state == "suspended" and (other := awake.get(process.suspended_at() or -1)) is not None:
-                self._wake_up(process, other)
+    def look_who_is_left_behind(self) -> None:
+        """Of a group only some are suspended: a daemon was lost, or a node was not in reach, when that was decided, or
+        that they are resumed. All of them are recovered. Who waits for the decision gets it once more."""
+        if not self._opened:
+            return
+        left = [
+            one for one in self._own()
+            if one.suspended_at() and not one.resumes and (one.state == "suspended" or one.leaving)
+        ]  # fmt: skip
+        asleep = {one.suspended_at() for one in left if one.leaving != "waits"}
+        awake = {at: self._awake(at) for at in {one.suspended_at() for one in left}}
+        unknown = any(self._groups.fate_of(one.row.id) is None for found in awake.values() for one in found)
+        if self._wait_for_those_awake(unknown=unknown):
+            return
+        for process in left:
+            others = [one for one in awake[process.suspended_at()] if one.row.uid == process.row.uid]
+            known = [one.row.id for one in others if self._groups.fate_of(one.row.id) is not None]
+            if process.leaving == "waits":
+                self._decide_again(process, all_are=process.suspended_at() in asleep and not others)
+            elif known and process.row.id not in self._waking:
+                self._wake_up(process, known[0])
+        for process in [one for one in left if one.row.id in self._waking and one.state == "suspended"]:
+            self._waking.discard(process.row.id)
+            process.wake("its group was suspended or resumed, and not all of it")
+
+    def _awake(self, round: int) -> list[Member]:
+        """They have gone on from there."""
+        return [
+            one for one in self._own()
+            if one.grouped and one.state in ("running", "recovering") and not one.leaving and one.rounds()[1] == round
+        ]  # fmt: skip
+
+    def _own(self) -> Iterator[Member]:
+        return (one for one in self._processes.values() if self._leads or one.job.nodes is None)
+
+    def _wait_for_those_awake(self, *, unknown: bool) -> bool:
+        """What they are members of their servers say in a moment."""
+        if self._apart is not None:
+            self._apart.cancel()
+            self._apart = None
+        if not unknown:
+            self._apart_since = 0
+            return False
+        self._apart_since = self._apart_since or now()
+        if now() - self._apart_since > SETTLE * 1e9:
+            return False
+        self._apart = self._loop.call_later(LOOK_AT_ROUNDS, self.look_who_is_left_behind)
+        return True
+
+    def _decide_again(self, process: Member, *, all_are: bool) -> None:
+        """It stands suspended, and what this daemon, or an earlier one, has decided may not have reached it."""
+        name = process.row.id
+        if self._groups.is_to_stand(name):
+            return  # nothing is decided yet
+        if all_are:
+            process.tell(v.GroupSuspended(t=now()))
+            self._tell(lambda t: self._groups.forget(t, [name]))
+        else:
+            process.tell(v.GroupRefuses(t=now(), text="a daemon was started again while the ranks were suspended"))
 
     def _wake_up(self, process: Member, other: str) -> None:
+        """From now on nothing happens without it."""
         logger.warning("a rank is suspended, and others are not", process=process.row.id[:12])
-        if isinstance(process, Process) and process.memory is not None:
-            process.keep_all(process.fd_store.next_change(process.memory))
-        process.tell(e.Grouped(t=now(), on=True))
+        self._waking.add(process.row.id)
         self._tell(lambda t: self._groups.woken(t, _who(process), other))
-        process.tell(e.GroupWoken(t=now(), reason="the daemon was lost while its group was suspended or resumed"))
 
     def close(self) -> None:
-        for timer in (self._timer, self._opening, self._looking):
+        self._standby_memory.remove(self)
+        for timer in (self._timer, self._opening, self._looking, self._apart):
             if timer is not None:
                 timer.cancel()
         self._comparisons.close()
@@ -354,9 +460,11 @@ class Ranks:
                 process.tell(v.GroupRefuses(t=now(), text=reason))
             case g.Take(round=number, moves=moves, leaves=leaves, communicators=communicators):
                 fields = {"moves": True, "leaves": leaves, "communicators": communicators} if moves else {}
-                if leaves and isinstance(process, Process):
+                if leaves:
                     self._end_handover(process)
-                    self._carry_out_ahead(self._prepared.moved(process.row.id, process.moving.communicators))
+                    self._left.add(process.row.id)
+                    process.leaves_with(communicators)
+                    self._carry_out_ahead(self._prepared.moved(process.row.id, communicators))
                 process.send_active(m.pack("group_take", round=number, **fields))
             case g.Continue(round=number):
                 process.send_active(m.pack("group_continue", round=number))
@@ -400,17 +508,19 @@ class Ranks:
         prepared = self._prepared.usable({name: process.active for name, process in present.items()})
         for name, process in present.items():
             process.tell(e.GroupGo(t=now(), decided=decided, gone=members[name], communicators=prepared[name]))
-        self._count_standby_bytes()
+        self._standby_memory.count()
 
     def _settled(self, process: Member) -> None:
         """What the snapshot has, standbys can make now."""
         whole = self._groups.whole(process.row.id)
         ranks = {one for processes in whole.values() for one in processes}
-        standbys = {one: self._processes[one].warm_standby for one in ranks if one in self._processes}
-        self._carry_out_ahead(self._prepared.settled(now(), whole, standbys))
-        self._look_at_handovers()
-        names = [process.row.id, *self._groups.others(process.row.id)]
-        members = [self._processes[one] for one in names if one in self._processes]
+        if self._may_begin():  # or some would wait for those of a node that is not in reach
+            present = {one: self._processes[one] for one in ranks if one in self._processes}
+            standbys = {name: one.warm_standby for name, one in present.items()}
+            bounds = {name: self.standby_bounds.get(one.node, 0) for name, one in present.items()}
+            self._carry_out_ahead(self._prepared.settled(now(), whole, standbys, bounds))
+        self.look_at_handovers()
+        members = self._group_of(process)
         self._copy_unique(members)
         near = [one for one in members if isinstance(one, Process)]
         if len(near) == len(members):
@@ -419,6 +529,11 @@ class Ranks:
             if (finding := self._restoring.pop(one.row.id, None)) is not None:
                 self._restore(one, finding)
 
+    def _group_of(self, process: Member) -> list[Member]:
+        """Living members, itself first."""
+        names = [process.row.id, *self._groups.others(process.row.id)]
+        return [self._processes[one] for one in names if one in self._processes]
+
     def _communicator_prepared(self, process: Member, server: Sender, message: m.CommunicatorPrepared) -> None:
         name, number = process.row.id, server.number
         if message.why:
@@ -426,33 +541,31 @@ class Ranks:
         self._carry_out_ahead(
             self._prepared.reported(now(), name, number, message.attempt, message.device_bytes, message.why)
         )
-        self._note_made(process, number)
-        self._look_at_handovers()
+        if message.why:
+            self._note_made(process, number)
+        self.look_at_handovers()
 
-    def _memory_short(self, process: Member, server: Sender, number: int, ordinal: int, missing: int) -> None:
-        """Its program has no room for its own data."""
-        names = devices_of(server.device)
-        coming = 0
-        if ordinal < len(names):
-            users = self._users_of(names[ordinal])
-            forgotten, coming = self._prepared.short(now(), users, missing)
-            if coming:
-                about = {"process": process.row.id[:12], "device": names[ordinal], "mib": coming >> 20}
-                logger.info("communicators that were made ahead are given up for a program's memory", **about)
-            self._carry_out_ahead(forgotten)
-            self._look_at_handovers()
-        server.send(m.pack("memory_given_up", number=number, bytes=coming))
+    # Of a device of this node: see StandbyMemory.
 
-    def _users_of(self, device: str) -> dict[p.Server, int]:
-        """Servers of programs, with the number of devices that each uses."""
-        return {
-            (process.row.id, number): len(devices)
-            for process in self._processes.values()
-            for number, of in process.server_devices().items()
-            if device in (devices := devices_of(of))
-        }
+    def bytes_on(self, device: Mapping[p.Server, int]) -> int:
+        return self._prepared.bytes_on(device)
 
-    def _look_at_handovers(self) -> None:
+    def spare(self, t: int, device: Mapping[p.Server, int]) -> p.Spare:
+        return self._prepared.spare(t, device)
+
+    def give_up(self, t: int, device: Mapping[p.Server, int]) -> None:
+        self._carry_out_ahead(self._prepared.give_up(t, device))
+        self.look_at_handovers()
+
+    def without_standbys(self, processes: Iterable[Member]) -> None:
+        """Of other nodes. What these have made ahead is of no use: they have forgotten it, or the connections may have
+        ended."""
+        for process in processes:
+            self._carry_out_ahead(self._prepared.without(process.row.id))
+        self.look_at_handovers()
+
+    def look_at_handovers(self) -> None:
+        """What they wait for may have changed."""
         for moving in [self._processes[one] for one in self._handovers if one in self._processes]:
             self._look_at_move(moving)
 
@@ -460,25 +573,29 @@ class Ranks:
 
     def _look_at_move(self, process: Member) -> None:
         """Its target and the servers of the others make its communicators beside those that they use."""
-        move = process.machine.move if isinstance(process, Process) else None
-        if not isinstance(process, Process) or move is None or move.target is None:
+        if process.target is None:
             return
         name = process.row.id
         whole = {key: ranks for key, ranks in self._groups.whole(name).items() if name in ranks}
         ranks = {one for processes in whole.values() for one in processes if one in self._processes}
-        servers = {one: self._processes[one].active for one in ranks} | {name: move.target}
-        self._carry_out_ahead(self._prepared.want_move(now(), name, whole, servers))
-        if name not in self._handovers:
+        servers = {one: self._processes[one].active for one in ranks} | {name: process.target}
+        reaches_all = self._may_begin()  # or some would wait for those of a node that is not in reach
+        if reaches_all:
+            self._carry_out_ahead(self._prepared.want_move(now(), name, whole, servers))
+        if name not in self._handovers or self._another_moves(name):
             return
-        ready = self._prepared.move_is_ready(name, whole, servers)
+        ready = self._prepared.move_is_ready(name, whole, servers) if reaches_all else None
         if ready is None:
             if self._handovers[name].cancelled():
                 self._await_communicators(process)
             self._tell(lambda t: self._groups.not_yet(t, name))
             return
         self._handovers[name].cancel()
-        process.moving.communicators = ready[name]
         self._tell(lambda t: self._groups.leave(t, name, whole, ready, LEAVE_PATIENCE))
+
+    def _another_moves(self, name: str) -> bool:
+        """A rank of its group, which it waits for: what it goes on with it makes with that one's next server."""
+        return self._groups.another_leaves(name) or not self._left.isdisjoint(self._groups.others(name))
 
     def _begin_handover(self, process: Member) -> None:
         """It does so at a round, and everything that the others need then is prepared first."""
@@ -501,33 +618,19 @@ class Ranks:
         if self._end_handover(process) and active is not None:
             process.tell(v.HandoverFailed(t=now(), server=active, text=why))
 
-    def _move_over(self, process: Member, why: str) -> None:
+    def move_over(self, process: Member, why: str) -> None:
         name = process.row.id
+        self._left.discard(name)
         self._tell(lambda t: self._groups.stay(t, name, why))
         self._stays(process, why)
         self._carry_out_ahead(self._prepared.move_over(name))
-        self._look_at_handovers()  # of others, which have prepared theirs with the server that it had
+        self.look_at_handovers()  # of others, which have prepared theirs with the server that it had
 
     def _carry_out_ahead(self, instructions: Iterable[g.Instruction]) -> None:
         """Of communicators that are made ahead. What is given up is no longer counted before it is free: otherwise a
         program could count it twice."""
-        self._count_standby_bytes()
+        self._standby_memory.count()
         self._carry_out(instructions)
-
-    def _count_standby_bytes(self) -> None:
-        """Each program may count as free what is given up for it."""
-        by_device: dict[str, int] = {}
-        for process in self._processes.values():
-            active = process.active
-            if active is None or (device := process.server_devices().get(active)) is None:
-                continue
-            for name in devices_of(device):
-                if name not in by_device:
-                    by_device[name] = self._prepared.bytes_on(self._users_of(name))
-            counted = [by_device[name] for name in devices_of(device)]
-            if counted != self._counted.get(process.row.id, []):
-                self._counted[process.row.id] = counted
-                process.count_standby_bytes(counted)
 
     def _note_made(self, process: Member, number: int) -> None:
         name = process.row.id
@@ -618,8 +721,8 @@ class Ranks:
     def _open(self) -> None:
         self._opened = True
         self._begin_later(self._processes.values())
-        self._wake_those_left_behind()
-        self._count_standby_bytes()  # what an earlier daemon has counted there is not known here
+        self.look_who_is_left_behind()
+        self._standby_memory.count()  # what an earlier daemon has counted there is not known here
         marked = [process.row.id for process in self._processes.values() if any(process.rounds())]
         self._tell(lambda t: self._groups.open(t, marked))
 

@@ -7,10 +7,11 @@ is taken while one is not in reach. A recovery that lacks a node waits for it.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
 from xmigd import log
-from xmigd.errors import ProtocolError
+from xmigd.errors import ProtocolError, Unavailable, XmigError
 from xmigd.ipc import messages as m
 from xmigd.peers.contract import Links
 from xmigd.process import events as e
@@ -21,8 +22,10 @@ from xmigd.supervisor import node_messages as n
 from xmigd.supervisor.far_process import FarProcess
 from xmigd.supervisor.following import SettledHere
 from xmigd.supervisor.group import Ranks
+from xmigd.supervisor.joining import Join, JoinHere
 from xmigd.supervisor.member import Member
 from xmigd.supervisor.process import Process
+from xmigd.supervisor.state import now
 
 logger = log.get("nodes")
 
@@ -41,8 +44,10 @@ class Leading:
     def __init__(
         self, nodes: str, links: Links,
         make_ranks: MakeRanks, job_of: Callable[[int, str, str], JobRow], settled_here: SettledHere,
+        join_here: JoinHere, patience: float,
     ) -> None:  # fmt: skip
-        """`job_of`: by user, name and nodes."""
+        """`job_of`: by user, name and nodes. `join_here`: processes of this node are to be suspended or resumed with
+        others. `patience`: seconds that a node may be out of reach meanwhile."""
         self._nodes = nodes
         self._links = links
         self._members: dict[str, Member] = {}
@@ -53,6 +58,9 @@ class Leading:
         self._questions: dict[int, tuple[set[str], Callable[[], None]]] = {}
         self._last_question = 0
         self._settled_here = settled_here
+        self._join_here = join_here
+        self._patience = patience
+        self._silent: dict[str, asyncio.TimerHandle] = {}  # nodes that are not in reach, until that is too long
         self.ranks = make_ranks(self._members, self._all_are_in_reach, self._hear_all, self._all_settled)
         for peer in self._absent:
             self._ask(peer)
@@ -69,6 +77,9 @@ class Leading:
 
     def committed(self, process: Process, number: int) -> None:
         self.ranks.committed(process, number)
+
+    def took_alone(self, process: Process) -> None:
+        self.ranks.took_alone(process)
 
     def changed(self, process: Process, instruction: e.Instruction) -> None:
         self.ranks.changed(process, instruction)
@@ -100,9 +111,27 @@ class Leading:
         self.ranks.resume_as_one([*processes, *(known[peer][name] for peer in others for name in set(others[peer]))])
         return True
 
+    def begins(self, what: n.What, to: n.To, processes: Sequence[Process]) -> None:
+        """All others of their group are to be suspended or resumed with them. Raises Conflict, Unavailable: they
+        cannot."""
+        for process in processes:
+            self._members[process.row.id] = process
+        self._begin("", what, to, [process.row.id for process in processes])
+
+    def cannot_join(self, what: n.What, process: Process, why: str) -> None:
+        if what == "suspend":
+            self.ranks.not_suspended(process, why)
+        else:
+            self._does_not_resume(process, why)
+
     def settled(self) -> None:
         self._settled = True
         self._open()
+
+    def close(self) -> None:
+        for timer in self._silent.values():
+            timer.cancel()
+        self.ranks.close()
 
     # --- the others --------------------------------------------------------------------------------------------------
 
@@ -111,12 +140,14 @@ class Leading:
         for process in self._of(peer):
             self.ranks.not_to_pause(process.row.id)
         self._absent.add(peer)
+        self.ranks.without_standbys(self._of(peer))
         self._ask(peer)
 
     def received(self, peer: str, message: n.NodeMessage) -> None:
         """Raises ProtocolError."""
         match message:
-            case n.Here(processes=processes) if peer in self._absent:
+            case n.Here(standby_bytes=bound, processes=processes) if peer in self._absent:
+                self.ranks.standby_bounds[peer] = bound
                 self._here(peer, processes)
             case n.Here():
                 pass  # sent by itself and as an answer: who waited at the first may have gone on since
@@ -129,18 +160,33 @@ class Leading:
                 self.ranks.held_again(self._far(peer, stand), number)
             case n.Committed(stand=stand, round=number):
                 self.ranks.committed(self._far(peer, stand), number)
+            case n.TookAlone(stand=stand):
+                self.ranks.took_alone(self._far(peer, stand))
             case n.Changed(stand=stand, what="not_resumed", why=why):
                 self.ranks.not_resumed(self._far(peer, stand), why)
+                self.ranks.look_who_is_left_behind()
+            case n.Changed(stand=stand, what="cannot_resume", why=why):
+                self._does_not_resume(self._far(peer, stand), why)
+                self.ranks.look_who_is_left_behind()
+            case n.Changed(stand=stand, what="not_suspended", why=why):
+                self.ranks.not_suspended(self._far(peer, stand), why)
+            case n.Changed(stand=stand, what="stays", why=why):
+                self.ranks.move_over(self._far(peer, stand), why)
             case n.Changed(stand=stand, what=what, why=why):
                 self.ranks.changed(self._far(peer, stand), _instruction(what, why))
             case n.MadeAgain(stand=stand) | n.Looked(stand=stand):
                 self._far(peer, stand)
+            case n.Begins(what=what, to=to, processes=names):
+                self._far_begins(peer, what, to, names)
             case n.Pauses(stand=stand, on=True):
                 self.ranks.pause([self._far(peer, stand).row.id])
             case n.Pauses(stand=stand):
                 self.ranks.not_to_pause(self._far(peer, stand).row.id)
             case n.CaughtUp(number=number):
                 self._heard(peer, number)
+            case n.GaveUp(servers=servers):
+                there = {name: self._check(peer, one) for name, _ in servers if (one := self._members.get(name))}
+                self.ranks.give_up(now(), {server: 1 for server in servers if server[0] in there})
             case n.Finished(process=name):
                 if (gone := self._members.get(name)) is not None:
                     self._check(peer, gone)
@@ -157,8 +203,72 @@ class Leading:
         for one in processes:
             self.ranks.returned(self._far(peer, one.stand), one)
         self._open()
+        self.ranks.look_at_handovers()
+        self.ranks.look_who_is_left_behind()
         for number in [number for number, (nodes, _) in self._questions.items() if peer in nodes]:
             self._send(peer, n.CatchUp(nodes=self._nodes, number=number))  # an earlier daemon was to answer it
+
+    def up(self, peer: str) -> None:
+        self._hears(peer)
+        self.ranks.look_at_handovers()
+
+    def _hears(self, peer: str) -> None:
+        if (timer := self._silent.pop(peer, None)) is not None:
+            timer.cancel()
+
+    def down(self, peer: str) -> None:
+        """The connections of what was made ahead may end, too, and nobody would notice before they are used."""
+        self.ranks.without_standbys(self._of(peer))
+        self._hears(peer)
+        self._silent[peer] = asyncio.get_running_loop().call_later(self._patience, self._is_silent, peer)
+
+    def _is_silent(self, peer: str) -> None:
+        """Nobody is suspended or resumed without its ranks, as far as that is not decided."""
+        del self._silent[peer]
+        why = f"{peer} has not been in reach for {self._patience:g} s"
+        for process in self._of(peer):
+            self.ranks.not_suspended(process, why)
+            self._does_not_resume(process, why)
+
+    def _does_not_resume(self, process: Member, why: str) -> None:
+        """It may wait for the others already, and they are all who would hear of it otherwise."""
+        if self.ranks.resumed_with(process.row.id):
+            process.tell(v.GroupRefuses(t=now(), text=why))
+            self.ranks.not_resumed(process, why)
+
+    def _far_begins(self, peer: str, what: n.What, to: n.To, names: Sequence[str]) -> None:
+        known = [self._check(peer, self._members[one]) for one in names if one in self._members]
+        try:
+            self._begin(peer, what, to, names)
+        except XmigError as error:
+            for process in known:
+                process.tell(v.GroupRefuses(t=0, text=error.message))
+
+    def _begin(self, node: str, what: n.What, to: n.To, names: Sequence[str]) -> None:
+        """Raises Conflict, Unavailable."""
+        if not self._opened:  # somebody may be missing, who would stay behind
+            who = " and ".join(sorted(self._absent)) or "the node that leads"
+            raise Unavailable(f"it is not known yet which ranks the job has on {who}", code="peer_unreachable",
+                              hint="try again; xmigctl peer list says who is not in reach")  # fmt: skip
+        if what == "resume" and set(names) <= self.ranks.resumed_with(names[0]):
+            return  # somebody has requested it on another node
+        others = self.ranks.with_them(names) if what == "suspend" else self.ranks.asleep_with(names)
+        by_node: dict[str, list[Member]] = {}
+        for one in others:
+            by_node.setdefault(one.node, []).append(one)
+        for peer in {*self._absent, *by_node} - {node, ""}:
+            if peer in self._absent or not self._links.connected(peer):
+                raise Unavailable(f"{peer}, which has ranks of the job, is not in reach", code="peer_unreachable",
+                                  hint="xmigctl peer list says why")  # fmt: skip
+        if what == "resume":
+            self.ranks.resume_as_one([*(self._members[one] for one in names if one in self._members), *others])
+        for peer, members in by_node.items():
+            if peer:
+                ids = tuple(one.row.id for one in members)
+                self._send(peer, n.Join(nodes=self._nodes, what=what, to=to, processes=ids[: n.MOST_PROCESSES]))
+            else:
+                here = tuple(one for one in members if isinstance(one, Process))
+                self._join_here(Join(what, to, here, node or self._links.node))
 
     def _gone(self, process: Member) -> None:
         self.ranks.changed(process, _instruction("gone", ""))
@@ -171,6 +281,8 @@ class Leading:
     def _far(self, peer: str, stand: n.Stand) -> FarProcess:
         found = self._members.get(stand.process)
         if found is None:
+            if len(self._of(peer)) >= n.MOST_PROCESSES:
+                raise ProtocolError(f"more than {n.MOST_PROCESSES} processes")
             job = self._job_of(stand.uid, stand.job, self._nodes)
             made = self._members[stand.process] = FarProcess(
                 peer, self._nodes, stand, job, lambda message: self._send(peer, message)
@@ -234,7 +346,13 @@ def _instruction(what: str, why: str) -> e.Instruction:
             return e.GroupBroken(why)
         case "awaits":
             return e.AwaitGroup()
-        case "restored":
-            return v.Waits("restored")
+        case "suspends":
+            return v.PrepareSuspend(0, "", ranks=True)
+        case "prepared" | "suspended" | "restored":
+            return v.Waits(what)
+        case "moves":
+            return v.GiveTarget(0, "move")
+        case "leaves":
+            return v.AskHandover(0)
         case _:
-            return e.SaveState("ended" if what == "gone" else what, None, why)
+            return e.SaveState({"gone": "ended", "asleep": "suspended"}.get(what, what), None, why)

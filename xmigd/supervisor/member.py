@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from xmigd.groups.meetings import Answer
 from xmigd.process import events as e
+from xmigd.process import migration_events as v
 from xmigd.records import JobRow, ProcessRow
 
 
@@ -38,6 +39,10 @@ class Member(Protocol):
     @property
     def warm_standby(self) -> int | None: ...
     @property
+    def target(self) -> int | None:
+        """The number of the server that it moves to, from when that gets its memory until it has the process, too."""
+
+    @property
     def standing(self) -> bool:
         """Has its server the memory of the last snapshot?"""
 
@@ -58,19 +63,29 @@ class Member(Protocol):
         """The round at which it was suspended with all others. 0: it is not, or it was alone."""
         ...
 
-    def count_standby_bytes(self, counted: Sequence[int]) -> None:
-        """By ordinal, what its program may count as free."""
+    @property
+    def leaving(self) -> v.Leaving:
+        """Is it being suspended with all others, and how far (process/migration.py)?"""
+
+    @property
+    def resumes(self) -> bool:
+        """It is suspended, and is being resumed."""
 
     # What becomes of it.
     def tell(self, event: e.Event) -> None: ...
+    def wake(self, reason: str) -> None:
+        """It is suspended, and is recovered with others that are not."""
+
     def send_active(self, message: bytes) -> None: ...
     def met(self, answer: Answer) -> None: ...
     def prepare_communicator(self, number: int, attempt: int, name: str) -> None: ...
     def forget_communicator(self, number: int, attempt: int) -> None: ...
+    def leaves_with(self, communicators: Sequence[int]) -> None:
+        """It is about to leave its server, and its target has made these with the others."""
+
     def note_made(self, number: int, communicators: int, device_bytes: int) -> None:
         """What a server of it has made ahead."""
 
-    def server_devices(self) -> Mapping[int, str]: ...
     def look(self) -> None:
         """How it stands is waited for."""
 

@@ -55,6 +55,7 @@ class Moving:
         self._changes = 0  # of the process's memory, as far as the target has reported
         self._backlog: Backlog | None = None  # the target's
         self._waiting: tuple[str, asyncio.Future[v.MigrationRecord], Changed] | None = None
+        self.about: dict[str, str] = {}  # what lines in the log are about, while it is under way
         self._log = log.get("moving").bind(job=process.job.name, process=process.row.id[:12])
 
     # --- what is requested --------------------------------------------------------------------------------------------
@@ -66,18 +67,21 @@ class Moving:
             raise Conflict(why.text, code=why.code, phase="planning", process_location=self.place)
         future: asyncio.Future[v.MigrationRecord] = asyncio.get_running_loop().create_future()
         self._waiting = (record.id, future, changed)
+        self.about = {} if record.operation is None else {"operation": record.operation}
         try:
             self._tell(v.MoveRequested(t=time.monotonic_ns(), record=record, ranks=ranks))
             return await future
         finally:
-            self._waiting = None
+            self._waiting, self.about = None, {}
 
     def why_not(self, kind: v.Kind) -> v.Reason | None:
         """None: it may begin."""
         if self._process.paused:
             return v.Reason("paused", "the process is paused; let it continue first")
-        if self._process.job.nodes is not None and kind != "resume":  # of a checkpoint of all nodes
-            return v.Reason("several_nodes", f"its job has ranks on several nodes: {self._process.job.nodes}")
+        alone = self._process.state == "running" and not self._process.machine.grouped
+        if kind == "suspend" and alone and (nodes := self._process.job.nodes) is not None:
+            text = f"its job has ranks on several nodes, {nodes}, and it has no communicator with any of them yet"
+            return v.Reason("several_nodes", text)
         return self._process.machine.why_not_move(kind)
 
     @property
@@ -304,7 +308,9 @@ class Moving:
         hint = 0 if self._process.last_snapshot is None else self._process.last_snapshot.live_bytes
         packed = m.pack("prepare_suspend", to=instruction.to, bytes_hint=hint)
         if instruction.to != "file":
-            self._process.give_room(server, hint or self._process.program_bytes)
+            wanted, pool = hint or self._process.program_bytes, self._process.host_pool
+            pool.make_room(wanted)
+            self._process.give_room(server, pool.take(wanted))
             server.send(packed)
             return
         try:
@@ -376,7 +382,7 @@ class Moving:
             self._close_incoming()
             why = record.error
             self._log.info(f"{record.kind} {record.state}", source=record.source, target=record.target, why=why,
-                           downtime_ms=record.downtime_ms, rounds=len(record.iterations))  # fmt: skip
+                           downtime_ms=record.downtime_ms, rounds=len(record.iterations), **self.about)  # fmt: skip
             if record.kind == "suspend" and record.state != "done":
                 self._remove_folder()
         if self._waiting is None or self._waiting[0] != record.id:

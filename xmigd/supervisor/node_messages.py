@@ -22,6 +22,8 @@ from xmigd.process import migration_events as v
 TOPIC = "ranks"
 MOST_PROCESSES = 1024  # of a node, in one message
 
+What = Literal["suspend", "resume"]
+To = Literal["host", "file"]  # of a suspension
 Nodes = Annotated[str, Field(max_length=4096)]  # names, separated by commas; the first leads
 
 
@@ -45,9 +47,15 @@ class Stand(BaseModel):
     device: Annotated[str, Field(max_length=64)]
     state: Annotated[str, Field(max_length=16)]
     active: m.Number | None
+    standby: m.Number | None  # that is warm
+    target: m.Number | None  # of a move, until that has the process
     standing: bool
     rounds: tuple[m.Number, m.Number]
     forsaken: bool
+    renewed: m.Number  # the last round at which a rank of its group left its server for another; 0: none
+    suspended_at: m.Number  # the round with which it was suspended with all others; 0: it is not
+    leaving: v.Leaving
+    resumes: bool
 
 
 # --- to the one who leads --------------------------------------------------------------------------------------------
@@ -70,6 +78,7 @@ class Here(Message):
     """All processes of a node that have to do with the job's nodes. First of what is sent in a session."""
 
     kind: Literal["here"] = "here"
+    standby_bytes: m.Number  # of device memory that a standby's communicators may take there; 0: it makes none
     processes: Annotated[tuple[Present, ...], Field(max_length=MOST_PROCESSES)]
 
 
@@ -96,20 +105,39 @@ class Committed(Message):
     round: m.RoundNumber
 
 
+class TookAlone(Message):
+    """A snapshot, since the last one of its group."""
+
+    kind: Literal["took_alone"] = "took_alone"
+    stand: Stand
+
+
 class Changed(Message):
     """By a process's machine."""
 
     kind: Literal["changed"] = "changed"
     stand: Stand
-    what: Literal["broken", "awaits", "recovering", "running", "lost", "gone", "restored", "not_resumed"]
+    what: Literal[
+        "broken", "awaits", "recovering", "running", "lost", "gone", "suspends", "prepared", "suspended",
+        "not_suspended", "asleep", "restored", "not_resumed", "cannot_resume", "moves", "leaves", "stays",
+    ]  # fmt: skip
     why: Annotated[str, Field(max_length=4096)] = ""
 
 
 class MadeAgain(Message):
-    """A process of a checkpoint: it is suspended, and waits to be resumed with those of other nodes."""
+    """A process of a checkpoint, or of an earlier daemon: it is suspended, to be resumed with those of other nodes."""
 
     kind: Literal["made_again"] = "made_again"
     stand: Stand
+
+
+class Begins(Message):
+    """These processes of the node begin to be suspended, or resumed: all others of their group are to be, too."""
+
+    kind: Literal["begins"] = "begins"
+    what: What
+    to: To
+    processes: Annotated[tuple[m.JobId, ...], Field(min_length=1, max_length=MOST_PROCESSES)]
 
 
 class Pauses(Message):
@@ -137,6 +165,14 @@ class Looked(Message):
 
     kind: Literal["looked"] = "looked"
     stand: Stand
+
+
+class GaveUp(Message):
+    """A device has no room for a program's memory: these servers there have forgotten all communicators that they had
+    made ahead, and are not to make any for a while."""
+
+    kind: Literal["gave_up"] = "gave_up"
+    servers: Annotated[tuple[tuple[m.JobId, m.Number], ...], Field(max_length=MOST_PROCESSES)]
 
 
 # --- from the one who leads ------------------------------------------------------------------------------------------
@@ -171,6 +207,16 @@ class NameReplicas(Message):
     ranks: Annotated[tuple[tuple[Annotated[str, Field(pattern=NAME)], m.JobId], ...], Field(max_length=MOST_PROCESSES)]
 
 
+class Join(Message):
+    """These processes of the node are to be suspended, or resumed, with others that have begun. What is under way of
+    them already is meant."""
+
+    kind: Literal["join"] = "join"
+    what: What
+    to: To
+    processes: Annotated[tuple[m.JobId, ...], Field(max_length=MOST_PROCESSES)]
+
+
 class Settled(Message):
     """These processes of the node, and all others of their group, have the snapshots of a round."""
 
@@ -178,10 +224,38 @@ class Settled(Message):
     processes: Annotated[tuple[m.JobId, ...], Field(max_length=MOST_PROCESSES)]
 
 
+class PrepareCommunicator(Message):
+    """This server makes it, beside all others. What comes of it, it reports."""
+
+    kind: Literal["prepare_communicator"] = "prepare_communicator"
+    process: m.JobId
+    server: m.Number
+    attempt: m.Number
+    name: m.Name
+
+
+class ForgetCommunicator(Message):
+    kind: Literal["forget_communicator"] = "forget_communicator"
+    process: m.JobId
+    server: m.Number
+    attempt: m.Number
+
+
+class NoteMade(Message):
+    """So many has the server made ahead, as have those of the other ranks; and what they take, about."""
+
+    kind: Literal["note_made"] = "note_made"
+    process: m.JobId
+    server: m.Number
+    communicators: m.Number
+    device_bytes: m.Number
+
+
 _EVENTS = {
     one.__name__: TypeAdapter(one)
     for one in (
-        e.Grouped, e.GroupLost, e.GroupHung, e.GroupHopeless, e.GroupGo, v.GroupResumes, v.GroupRefuses
+        e.Grouped, e.GroupLost, e.GroupHung, e.GroupHopeless, e.GroupGo, e.GroupWoken, v.GroupSuspends,
+        v.GroupSuspended, v.GroupResumes, v.GroupRefuses, v.HandoverFailed,
     )
 }  # fmt: skip
 
@@ -191,7 +265,10 @@ class Tell(Message):
 
     kind: Literal["tell"] = "tell"
     process: m.JobId
-    event: Literal["Grouped", "GroupLost", "GroupHung", "GroupHopeless", "GroupGo", "GroupResumes", "GroupRefuses"]
+    event: Literal[
+        "Grouped", "GroupLost", "GroupHung", "GroupHopeless", "GroupGo", "GroupWoken", "GroupSuspends",
+        "GroupSuspended", "GroupResumes", "GroupRefuses", "HandoverFailed",
+    ]  # fmt: skip
     fields: dict[str, Any]
 
     def at(self, t: int) -> e.Event:
@@ -226,6 +303,9 @@ class Round(BaseModel):
     type: Literal["group_stop", "group_hold", "group_take", "group_continue"]
     round: m.RoundNumber
     pauses: bool = False
+    moves: bool = False  # a rank does, and these are used from now on
+    leaves: bool = False  # it is this one
+    communicators: Annotated[tuple[m.Number, ...], Field(max_length=4096)] = ()
 
 
 def round_of(text: str) -> Round | None:
@@ -266,8 +346,9 @@ class Met(Message):
 
 
 NodeMessage = Annotated[
-    Here | Reported | HeldAgain | Committed | Changed | MadeAgain | Pauses | Finished | CaughtUp | Looked | WhoIsHere
-    | CatchUp | Tell | Send | Met | Look | NameReplicas | Settled,
+    Here | Reported | HeldAgain | Committed | TookAlone | Changed | MadeAgain | Begins | Pauses | Finished | CaughtUp
+    | Looked | WhoIsHere | CatchUp | Tell | Send | Met | Look | NameReplicas | Join | Settled | GaveUp
+    | PrepareCommunicator | ForgetCommunicator | NoteMade,
     Field(discriminator="kind"),
 ]  # fmt: skip
 _adapter: TypeAdapter[NodeMessage] = TypeAdapter(NodeMessage)

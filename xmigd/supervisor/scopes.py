@@ -14,10 +14,13 @@ from xmigd.process import events as e
 from xmigd.records import JobRow
 from xmigd.servers.server import Server
 from xmigd.supervisor import node_messages as n
-from xmigd.supervisor.following import Following, SettledHere
+from xmigd.supervisor.following import Following
 from xmigd.supervisor.group import Ranks
+from xmigd.supervisor.joining import JoinHere
 from xmigd.supervisor.leading import Leading, MakeRanks
 from xmigd.supervisor.process import Process
+from xmigd.supervisor.standby_memory import StandbyMemory
+from xmigd.supervisor.unique import UniqueCopies
 
 logger = log.get("nodes")
 
@@ -29,7 +32,8 @@ class Scopes:
 
     def __init__(
         self, *, local: Ranks, links: Links, address: str, processes: Mapping[str, Process], jobs: Mapping[str, JobRow],
-        make_ranks: MakeRanks, settled_here: SettledHere,
+        make_ranks: MakeRanks, unique: UniqueCopies, standby_memory: StandbyMemory, join_here: JoinHere,
+        patience: float,
     ) -> None:  # fmt: skip
         self._local = local
         self._links = links
@@ -37,9 +41,12 @@ class Scopes:
         self._processes = processes
         self._jobs = jobs
         self._make_ranks = make_ranks
-        self._settled_here = settled_here
+        self._unique = unique
+        self._standby_memory = standby_memory
+        self._join_here = join_here
+        self._patience = patience
         self._scopes: dict[str, Leading | Following] = {}
-        self._settled = False
+        self._settled = self._closed = False
 
     @property
     def count(self) -> int:
@@ -71,16 +78,24 @@ class Scopes:
     # --- what happens to this node's processes -----------------------------------------------------------------------
 
     def reported(self, process: Process, server: Server, message: m.RankMessage) -> None:
-        self._of(process).reported(process, server, message)
+        if isinstance(message, m.MemoryShort):
+            self._standby_memory.short(process, server, message)
+        else:
+            self._of(process).reported(process, server, message)
 
     def committed(self, process: Process, number: int) -> None:
         self._of(process).committed(process, number)
+
+    def took_alone(self, process: Process) -> None:
+        """A snapshot, with no collective since the last one of its group: the others need none."""
+        self._of(process).took_alone(process)
 
     def changed(self, process: Process, instruction: e.Instruction) -> None:
         self._of(process).changed(process, instruction)
 
     def finished(self, process: Process) -> None:
         self._of(process).finished(process)
+        self._standby_memory.finished(process)
         if process.job.nodes is not None:
             self._drop_if_idle(process.job.nodes)
 
@@ -101,19 +116,20 @@ class Scopes:
             self._drop_if_idle(nodes)
 
     def together(self, process: Process) -> list[Process]:
-        """Those that are suspended or resumed as one."""
+        """Those of this node that are suspended or resumed as one."""
         if process.job.nodes is not None:
-            return self._made_with(process)
+            return self._of_its_job(process)
         return [one for one in self._local.together(process) if isinstance(one, Process)]
 
-    def _made_with(self, process: Process) -> list[Process]:
-        """Of a job of several nodes nothing is suspended but what is made again: those of this node."""
-        round = process.suspended_at() if process.state == "suspended" else 0
-        others = [
+    def _of_its_job(self, process: Process) -> list[Process]:
+        """Of a job of several nodes: who else is of its group only the node that leads knows."""
+        asleep, round = process.state == "suspended", process.suspended_at()
+        alike = [
             one for one in self._processes.values()
-            if round and one.state == "suspended" and one.suspended_at() == round and one.job.id == process.job.id
+            if one.job.id == process.job.id and (one.state == "suspended") == asleep
+            and (one.suspended_at() == round if asleep else one.grouped)
         ]  # fmt: skip
-        return others or [process]
+        return alike if process in alike and (round or not asleep) else [process]
 
     def pause(self, process: Process) -> None:
         """At the next round of its group, once all of its ranks are to."""
@@ -131,7 +147,8 @@ class Scopes:
         return scope.not_to_pause(process.row.id) if isinstance(scope, Ranks) else scope.not_to_pause(process)
 
     def made_again(self, processes: Iterable[Process]) -> None:
-        """Of a checkpoint of a job of several nodes: they are suspended, and resumed with those of the other nodes."""
+        """Of a job of several nodes, of a checkpoint or an earlier daemon: they are suspended, and resumed with those
+        of the other nodes."""
         for process in processes:
             scope = self._of(process)
             if not isinstance(scope, Ranks):
@@ -143,26 +160,44 @@ class Scopes:
         scope = self._scope(nodes)
         return isinstance(scope, Leading) and scope.resume(processes, others)
 
-    def resume(self, processes: Sequence[Process]) -> bool:
-        """They wait for each other from now on, before any of them executes anything. False: they were not ranks."""
-        if processes[0].job.nodes is not None:  # `resume_all` has begun it
-            return bool(processes[0].suspended_at())
-        return self._local.resume(processes)
+    def suspend(self, processes: Sequence[Process], to: n.To) -> None:
+        """They are about to be, as one. Raises Conflict, Unavailable: their group cannot be."""
+        scope = self._of(processes[0])
+        if not isinstance(scope, Ranks):
+            scope.begins("suspend", to, processes)
+
+    def resume(self, processes: Sequence[Process], *, joins: bool) -> bool:
+        """They wait for each other from now on, before any of them executes anything. `joins`: another node has begun
+        it. False: they were not ranks. Raises Conflict, Unavailable: their group cannot be resumed."""
+        scope = self._of(processes[0])
+        if isinstance(scope, Ranks):
+            return scope.resume(processes)
+        ranks = bool(processes[0].suspended_at())
+        if ranks and not joins:
+            scope.begins("resume", "host", processes)
+        return ranks
+
+    def cannot_join(self, what: n.What, process: Process, why: str) -> None:
+        """Those of other nodes are not to wait for it."""
+        scope = self._of(process)
+        if not isinstance(scope, Ranks):
+            scope.cannot_join(what, process, why)
 
     def close(self) -> None:
+        self._closed = True
         self._local.close()
         for one in self._scopes.values():
-            if isinstance(one, Leading):
-                one.ranks.close()
+            one.close()
 
     # --- other nodes -------------------------------------------------------------------------------------------------
 
     def session(self, peer: str) -> None:
-        for nodes, one in list(self._scopes.items()):
-            if isinstance(one, Following) and nodes.split(",")[0] == peer:
-                one.session()
-            elif isinstance(one, Leading) and peer in nodes.split(","):
+        self._unique.session(peer)
+        for one in self._concerned(peer):
+            if isinstance(one, Leading):
                 one.session(peer)
+            else:
+                one.session()
 
     def received(self, peer: str, body: dict[str, Any]) -> None:
         try:
@@ -186,12 +221,24 @@ class Scopes:
             logger.warning("a message of a peer is left out", peer=peer, why=error.message)
 
     def up(self, peer: str) -> None:
-        pass
+        self._unique.reaches(peer, True)
+        for one in self._concerned(peer):
+            one.up(peer) if isinstance(one, Leading) else one.up()
 
     def down(self, peer: str, why: str) -> None:
+        self._unique.reaches(peer, False)
+        for one in self._concerned(peer):
+            one.down(peer) if isinstance(one, Leading) else one.down()
         shared = sum(peer in nodes.split(",") for nodes in self._scopes)
         if shared:
             logger.warning("ranks of another node are not in reach: no snapshots meanwhile", peer=peer, why=why)
+
+    def _concerned(self, peer: str) -> list[Leading | Following]:
+        """Of jobs that have ranks there: at this node, if it leads, or of the one that does."""
+        return [
+            one for nodes, one in self._scopes.items()
+            if (peer in nodes.split(",") if isinstance(one, Leading) else nodes.split(",")[0] == peer)
+        ]  # fmt: skip
 
     # --- who it is ---------------------------------------------------------------------------------------------------
 
@@ -206,24 +253,30 @@ class Scopes:
             raise ProtocolError(f"jobs of more than {MOST} lists of nodes")
         made: Leading | Following
         if nodes.split(",")[0] == self._links.node:
-            made = Leading(nodes, self._links, self._make_ranks, self._job_of, self._settled_here)
+            made = Leading(
+                nodes, self._links, self._make_ranks, self._job_of, self._unique.settled_here, self._join_here,
+                self._patience,
+            )  # fmt: skip
         else:
-            made = Following(nodes, self._links, self._processes, self._settled_here)
+            made = Following(
+                nodes, self._links, self._processes, self._unique.settled_here, self._standby_memory, self._join_here,
+                self._patience,
+            )  # fmt: skip
         self._scopes[nodes] = made
         if self._settled:
             made.settled()
         return made
 
     def _drop_if_idle(self, nodes: str) -> None:
-        """It has no process, here or elsewhere. The next one makes it again. Not before it is known who is here."""
-        if not self._settled or any(one.job.nodes == nodes for one in self._processes.values()):
+        """It has no process, here or elsewhere. The next one makes it again. Not before it is known who is here; nor
+        once all are closed: programs may still end, and nothing is closed twice."""
+        if not self._settled or self._closed or any(one.job.nodes == nodes for one in self._processes.values()):
             return
         scope = self._scopes.get(nodes)
-        if isinstance(scope, Leading):
-            if scope.has_members:
-                return
-            scope.ranks.close()
-        self._scopes.pop(nodes, None)
+        if isinstance(scope, Leading) and scope.has_members:
+            return
+        if (scope := self._scopes.pop(nodes, None)) is not None:
+            scope.close()
 
     def _job_of(self, uid: int, name: str, nodes: str) -> JobRow:
         """This node's part of another node's job, or what stands for it if there is none."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -29,6 +30,7 @@ class NeighbourCopy:
     behind_bytes: int = 0  # that are to follow
     sent_bytes: int = 0  # by this daemon, of all snapshots
     why: str = ""  # nothing gets there
+    reached: bool = True  # its daemon is there, as far as this one knows
 
 
 class ProcessState:
@@ -108,12 +110,29 @@ class ProcessState:
     def survives_device_loss(self) -> bool | None:
         """Has another device, or host memory of this node or the next one, all that its last snapshot has? None: nobody
         looks."""
-        if self.copies is None or self.last_snapshot is None or not self.machine.grouped:
+        why = self.device_loss_why
+        return None if why is None else not why
+
+    @property
+    def device_loss_why(self) -> str | None:
+        """Why it does not survive that; empty: it does. None: nobody looks."""
+        copies, last, neighbour = self.copies, self.last_snapshot, self.neighbour_copy
+        if copies is None or last is None or not self.machine.grouped:
             return None
-        if self.copies.snapshot != self.last_snapshot.number:
-            return False
-        there = self.neighbour_copy is not None and self.neighbour_copy.snapshot == self.last_snapshot.number
-        return self.copies.missing_bytes == 0 or (there and self.copies.brought_bytes == 0)
+        if copies.snapshot != last.number:
+            return f"the last look was at snapshot {copies.snapshot}, and the last one is {last.number} ({last.reason})"
+        if not copies.missing_bytes:
+            return ""
+        if copies.brought_bytes:
+            return f"{copies.brought_bytes} bytes of copies from page-locked memory are on its device only"
+        if neighbour is None:
+            return f"{copies.missing_bytes} bytes are on its device only"
+        if not neighbour.reached:
+            return f"{neighbour.node}, which retains what it lacks, is not in reach"
+        if neighbour.snapshot != last.number:
+            there = f"what it lacks of snapshot {neighbour.snapshot}"
+            return f"{neighbour.node} has {there}, and the last one is {last.number}"
+        return ""
 
     @property
     def shadow_bytes(self) -> int:
@@ -203,9 +222,8 @@ class ProcessState:
             if self._pidfd is not None:
                 self.fd_store.watch(self.row.id, self._pidfd)
 
-    def give_room(self, server: Server, wanted: int) -> None:
-        """Host memory that is ready, as far as there is some, for what it will be requested next."""
-        room = self.host_pool.take(wanted)
+    def give_room(self, server: Server, room: Sequence[Fd]) -> None:
+        """Host memory, for what it will be requested next."""
         for first in range(0, len(room), m.MAX_ROOM_FDS):
             server.send(m.pack("room"), room[first : first + m.MAX_ROOM_FDS])
 
@@ -225,3 +243,7 @@ class ProcessState:
         """Its server stands still, and everything that it has reported was heard."""
         if self.memory is not None:
             self.fd_store.recount(self.row.id, self.fd_store.next_change(self.memory) - 1)
+
+
+def now() -> int:
+    return time.monotonic_ns()

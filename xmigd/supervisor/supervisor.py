@@ -31,10 +31,12 @@ from xmigd.memory.fd_store import FdStore
 from xmigd.memory.handles import Handle, JobMemory
 from xmigd.memory.host_pool import HostPool, in_host_memory
 from xmigd.memory.quota import QuotaPage, Quotas, Slots
+from xmigd.mps.service import Mps
 from xmigd.native import SERVER, Layout
 from xmigd.peers.contract import Links
 from xmigd.process import events as e
 from xmigd.process import migration_events as v
+from xmigd.process.events import INTERRUPTED
 from xmigd.process.limits import Limits, MoveLimits
 from xmigd.process.recovery import (
     CUDA_ERROR_DEVICE_UNAVAILABLE,
@@ -51,10 +53,15 @@ from xmigd.supervisor.adoption import Adopter, Expectations
 from xmigd.supervisor.far_chunks import FarRank, Fetch, Found
 from xmigd.supervisor.group import Ranks
 from xmigd.supervisor.guard import Guard
+from xmigd.supervisor.interrupted import interrupted
+from xmigd.supervisor.joining import Join
 from xmigd.supervisor.member import Member
-from xmigd.supervisor.process import Process, now
+from xmigd.supervisor.node_messages import To
+from xmigd.supervisor.process import Process
 from xmigd.supervisor.runners import Runners
 from xmigd.supervisor.scopes import Scopes
+from xmigd.supervisor.standby_memory import StandbyMemory
+from xmigd.supervisor.state import now
 from xmigd.supervisor.unique import UniqueCopies
 from xmigd.supervisor.unprotected import Watch
 
@@ -77,6 +84,7 @@ class Supervisor:
         live: list[LiveProcess],
         fd_store: FdStore,
         links: Links,
+        mps: Mps,
         *,
         snapshot_store: SnapshotStore | None,
         tells_ends: bool,
@@ -91,6 +99,7 @@ class Supervisor:
         self._program = program
         self._records = records
         self._find_job = find_job
+        self._mps = mps
         self._snapshot_store = snapshot_store
         self.job_log = JobLog(records, layout)
         self._loop = asyncio.get_running_loop()
@@ -105,6 +114,7 @@ class Supervisor:
             last_checkpoint=settings.checkpoint_last,
         )
         self.being_lost: Subscribers[Process] = Subscribers()
+        self.joins: Subscribers[Join] = Subscribers()
         self.nodes_left: Subscribers[str] = Subscribers()  # there are no processes here any more of jobs with these
         self.fetch_chunks: Fetch | None = None  # of ranks of other nodes; None: these are not reached yet
         self._stall_bound, self._snapshot_cost = settings.stall_bound, settings.snapshot_cost
@@ -115,8 +125,9 @@ class Supervisor:
             settings.node, self.processes, most_bytes=settings.replica_copies_mib * MIB,
             rate=settings.neighbour_copies_rate * MIB,
         )  # fmt: skip
+        self._standby_memory = StandbyMemory(settings.standby_communicators_mib * MIB, self.processes)
         self._local_ranks = Ranks(
-            self.processes, self.job_log, self.history, settings.standby_communicators_mib * MIB,
+            self.processes, self.job_log, self.history, self._standby_memory,
             lambda members: self.unique.settled([one for one in members if isinstance(one, Process)]),
             settings.recovery_timeout, now(), settings.replica_check,
             self._end_for_corruption, settings.replica_policy,
@@ -126,7 +137,8 @@ class Supervisor:
         self._jobs: dict[str, JobRow] = {process.job.id: process.job for process in live}
         self.scopes = Scopes(
             local=self._local_ranks, links=links, address=settings.peer_host, processes=self.processes, jobs=self._jobs,
-            make_ranks=self._make_ranks, settled_here=self.unique.settled_here,
+            make_ranks=self._make_ranks, unique=self.unique, standby_memory=self._standby_memory,
+            join_here=lambda join: self.joins(join), patience=settings.recovery_timeout,
         )  # fmt: skip
         self._learn = learn
         self._uuid_of = uuid_of
@@ -180,6 +192,7 @@ class Supervisor:
         hang_timeout: float | None = None, replica_policy: ReplicaPolicy | None = None, strict: bool = False,
         runner: tuple[int, int] | None = None, nodes: Sequence[str] = (), external_id: str | None = None,
         priority: Priority = "normal", reserved_bytes: int | None = None, memory_quota: int | None = None,
+        sm_share: int | None = None, walltime_s: float | None = None,
     ) -> tuple[JobRow, str]:  # fmt: skip
         """A job for `xmigctl run`, and its token. It exists once the caller has written it down and registered it.
         `visible`: $CUDA_VISIBLE_DEVICES, for a job without `device`."""
@@ -189,13 +202,18 @@ class Supervisor:
             resolve_device(device, self._settings.device_names)
         elif visible is not None:
             device = self._visible(visible, None)
+        if sm_share is not None and not (self._mps.devices if device is None else {device} <= self._mps.devices):
+            which = "no device of this node is" if device is None else f"{device} is not a device that is"
+            raise Invalid(f"sm_share: {which} shared through MPS", code="no_mps",
+                          hint="leave the share out, or name the device in XMIG_MPS_DEVICES")  # fmt: skip
         joined = ",".join(nodes) or None
         if joined is not None:
             self.scopes.check(joined)
         return new_job(
             name=name, command=command, uid=uid, device=device, registered=True, hang_timeout=hang_timeout,
             replica_policy=replica_policy, strict=strict, runner=runner, nodes=joined, external_id=external_id,
-            priority=priority, reserved_bytes=reserved_bytes, memory_quota=memory_quota,
+            priority=priority, reserved_bytes=reserved_bytes, memory_quota=memory_quota, sm_share=sm_share,
+            walltime_s=walltime_s,
         )  # fmt: skip
 
     def set_recovery(self, *, max_attempts: int, stall_bound: float, snapshot_cost: float, hang_timeout: float) -> None:
@@ -311,10 +329,10 @@ class Supervisor:
         hear_all: Callable[[Callable[[], None]], None], copy_unique: Callable[[Sequence[Member]], None],
     ) -> Ranks:  # fmt: skip
         """Of jobs of several nodes. Rounds are numbered by the time of day: the nodes have no other in common. Nothing
-        is made ahead or compared: what other nodes' devices hold is not in reach."""
+        is compared: what other nodes' devices hold is not in reach."""
         return Ranks(
-            members, self.job_log, self.history, 0, copy_unique, self._settings.recovery_timeout, time.time_ns(), 0,
-            self._end_for_corruption, self._settings.replica_policy, may_begin, hear_all,
+            members, self.job_log, self.history, self._standby_memory, copy_unique, self._settings.recovery_timeout,
+            time.time_ns(), 0, self._end_for_corruption, self._settings.replica_policy, may_begin, hear_all, leads=True,
         )  # fmt: skip
 
     async def _fetch_chunks(self, rank: FarRank, nodes: str, chunks: Sequence[m.ChunkHash]) -> Found:
@@ -337,9 +355,15 @@ class Supervisor:
         elif process.paused:
             process.not_paused()
 
-    def resume_together(self, processes: Iterable[Process]) -> bool:
-        """They wait for each other from now on, before any of them executes anything. False: they were not ranks."""
-        return self.scopes.resume(list(processes))
+    def suspend_together(self, processes: Sequence[Process], to: To) -> None:
+        """They are about to be, as one, with ranks of other nodes. Raises Conflict, Unavailable: these cannot be."""
+        self.scopes.suspend(processes, to)
+
+    def resume_together(self, processes: Sequence[Process], *, joins: bool = False) -> bool:
+        """They wait for each other from now on, before any of them executes anything. `joins`: and for others, which
+        another node has begun with. False: they were not ranks. Raises Conflict, Unavailable: others cannot be
+        resumed."""
+        return self.scopes.resume(processes, joins=joins)
 
     @property
     def expected(self) -> list[str]:
@@ -433,7 +457,10 @@ class Supervisor:
         job = self._job_for(peer, hello)
         in_use = [process.row.device for process in self.processes.values()]
         wanted = job.device if hello.visible is None else self._visible(hello.visible, job.device)
-        device = choose_device(wanted, self._settings.device_names, in_use, self.cordoned)
+        names = self._settings.device_names
+        if wanted is None and job.sm_share is not None:
+            names = [name for name in names if name in self._mps.devices] or names
+        device = choose_device(wanted, names, in_use, self.cordoned)
         client = peer_pidfd(sock, peer.pid)
         memory = JobMemory.create(self._layout, self._settings.journal_mib * MIB)
         self._replaced_by_exec(peer.pid)
@@ -508,7 +535,7 @@ class Supervisor:
             suspend_dir=self._settings.database.parent / "suspended", host_pool=self.host_pool,
             snapshot_committed=self._committed, rank_reported=self.scopes.reported,
             group_concerns=self.scopes.changed, fetch_chunks=self._fetch_chunks, fd_store=self._fd_store,
-            quotas=self._quotas, faults=faults,
+            quotas=self._quotas, mps=self._mps, faults=faults,
             recoveries=recoveries,
         )  # fmt: skip
         process.neighbour_copy = self.unique.neighbour_of(job)
@@ -542,6 +569,8 @@ class Supervisor:
     def _committed(self, process: Process, snapshot: m.Snapshot) -> None:
         if snapshot.round:
             self.scopes.committed(process, snapshot.round)
+        elif process.grouped:
+            self.scopes.took_alone(process)
         if self._snapshot_store is not None and process.memory is not None:
             memory = process.memory
             fds = (memory.journal, memory.snapshot0, memory.snapshot1)
@@ -660,9 +689,11 @@ class Supervisor:
             self._records.migration(resolved(live.migration, server.pid, announce))
         if announce.keeps is not None:
             process.holder_adopted(server, announce.generation, announce.keeps)
+            self.scopes.made_again([process])
         else:
             detour = live is not None and live.migration is not None and live.migration.path == "host"
-            process.adopted(server, announce, detour=detour)
+            unfinished = None if live is None else interrupted(live, server.pid)
+            process.adopted(server, announce, detour=detour, interrupted=unfinished)
         # Last: what the descriptor store passed is closed with it, and has just been compared with what the server has.
         self._expectations.settle(process.row.id, alive=True, why="")
 
@@ -703,7 +734,7 @@ class Supervisor:
         self.processes[row.id] = process
         if self._expected_of[row.job] > 1 or any(process.rounds()) or live.job.nodes is not None:
             self.scopes.orphaned(process)
-        process.orphaned(left.handles, slots, why)
+        process.orphaned(left.handles, slots, why, interrupted(live, None))
         return ""
 
     def _left_slots(self, process: Process) -> Slots | None:
@@ -724,7 +755,12 @@ class Supervisor:
         row = live.row
         if live.migration is not None:
             self._records.migration(over(live.migration, "failed", "lost", "interrupted", why))
-        if pidfds.same_process(row.pid, row.start_time):
+        alive = pidfds.same_process(row.pid, row.start_time)
+        if (unfinished := interrupted(live, None)) is not None:
+            unfinished.outcome = "lost" if alive else "abandoned"
+            unfinished.story.append(f"{INTERRUPTED}: {why}")
+            self._records.recovery(row.id, unfinished)
+        if alive:
             logger.error("process lost", process=row.id[:12], pid=row.pid, why=why)
             self._records.process_state(row.id, "lost", why)
             text = f"the process is lost: {why}"

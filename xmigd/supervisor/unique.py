@@ -13,7 +13,7 @@ import contextlib
 import os
 import time
 from array import array
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -29,6 +29,7 @@ from xmigd.supervisor.state import NeighbourCopy
 
 MOST_CHUNKS = 1 << 19  # 1 TiB: of a node, and of a process
 AGAIN, MOST_AGAIN = 0.1, 5.0  # seconds, until what does not work now is tried again: at first, and at most
+UNANSWERED = 5.0  # seconds, after which a round is looked at again if a server has reported no copies of it
 ANSWERS_WITHIN = 3.0  # seconds; what a node does not say until then is taken for unique
 
 logger = log.get("replicas")
@@ -81,6 +82,7 @@ class _Sending:
     """Of one process, to its neighbour."""
 
     due: tuple[int, Table] | None = None  # a snapshot, and what of it is unique
+    last: tuple[int, Table] | None = None  # the newest that was due
     task: asyncio.Task[None] | None = None
 
 
@@ -98,8 +100,10 @@ class UniqueCopies:
         self._at_once = max(1, min(m.CHUNKS_AT_ONCE, int(rate) // m.CHUNK))
         self._looking: dict[str, asyncio.Task[None]] = {}  # by the first member
         self._to_look_at: dict[str, tuple[str, Sequence[Process]]] = {}  # by the same: nodes, members
+        self._repeating: dict[str, asyncio.TimerHandle] = {}  # by the same
         self._sending: dict[str, _Sending] = {}
-        self._held: dict[str, tuple[int, frozenset[int]]] = {}  # by nodes: a round, and what ranks here have at it
+        # By nodes: snapshots of a round, by process, and what ranks here have in them.
+        self._held: dict[str, tuple[dict[str, int], frozenset[int]]] = {}
         self._reading = asyncio.Lock()  # what is in _held: once, whoever asks
         self._farewells: set[asyncio.Task[None]] = set()
 
@@ -122,10 +126,11 @@ class UniqueCopies:
             return
         members = sorted(members, key=lambda one: one.row.id)
         key = members[0].row.id
+        if (repeating := self._repeating.pop(key, None)) is not None:
+            repeating.cancel()
         self._to_look_at[key] = nodes, members
         if key not in self._looking:
-            task = self._looking[key] = asyncio.get_running_loop().create_task(self._look_at_all(key))
-            task.add_done_callback(lambda _: self._looking.pop(key))
+            self._looking[key] = asyncio.get_running_loop().create_task(self._look_at_all(key))
 
     def finished(self, process: Process) -> None:
         """Its neighbour forgets what it retains, now if it is in reach, or with the end of its own ranks."""
@@ -139,28 +144,51 @@ class UniqueCopies:
         task.add_done_callback(self._farewells.discard)
 
     def close(self) -> None:
+        for timer in self._repeating.values():
+            timer.cancel()
         for task in [*self._looking.values(), *self._farewells]:
             task.cancel()
         for sending in self._sending.values():
             if sending.task is not None:
                 sending.task.cancel()
 
+    def session(self, peer: str) -> None:
+        """Its daemon was started, or this one: it has lost what it retained, and gets it again."""
+        for process, copy in self._copies_at(peer):
+            copy.snapshot = copy.bytes = 0
+            sending = self._sending.get(process.row.id)
+            if sending is not None and sending.last is not None:
+                copy.behind_bytes = len(sending.last[1]) * m.CHUNK
+                sending.due = sending.last
+                self._begin(process, copy, sending)
+
+    def reaches(self, peer: str, reached: bool) -> None:
+        """Whether there is a connection with its daemon: what it retains cannot be had without."""
+        for _, copy in self._copies_at(peer):
+            copy.reached = reached
+
+    def _copies_at(self, peer: str) -> Iterator[tuple[Process, NeighbourCopy]]:
+        for process in list(self._processes.values()):
+            if (copy := process.neighbour_copy) is not None and copy.node == peer:
+                yield process, copy
+
     async def held(self, nodes: str, round: int) -> frozenset[int]:
         """For another node: what ranks here have in their snapshots of this round. Raises Unavailable."""
         async with self._reading:
-            known, hashes = self._held.get(nodes, (0, frozenset()))
-            if known == round:
-                return hashes
             members = [one for one in self._processes.values() if one.job.nodes == nodes]
-            at_it = [one for one in members if one.last_snapshot is not None and one.last_snapshot.round == round]
+            at_it = [one for one in members if one.last_snapshot is not None and one.at_round == round]
             if not at_it:
                 return frozenset()
+            snapshots = {one.row.id: one.last_snapshot.number for one in at_it if one.last_snapshot is not None}
+            known, hashes = self._held.get(nodes, ({}, frozenset()))
+            if known == snapshots:
+                return hashes
             try:
                 tables = await _tables(at_it)
             except (Unreadable, OSError) as error:
                 raise Unavailable(f"a snapshot cannot be read: {error}") from None
             hashes = await asyncio.to_thread(frozenset[int]().union, *tables)
-            self._held[nodes] = round, hashes
+            self._held[nodes] = snapshots, hashes
             return hashes
 
     def forget(self, nodes: str) -> None:
@@ -171,12 +199,25 @@ class UniqueCopies:
 
     async def _look_at_all(self, key: str) -> None:
         """One after the other, or a group with many rounds would never be looked at; the newest comes next."""
-        while (due := self._to_look_at.pop(key, None)) is not None:
-            await self._look(*due)
+        try:
+            while (due := self._to_look_at.pop(key, None)) is not None:
+                await self._look(*due)
+                if key not in self._to_look_at:
+                    again = asyncio.get_running_loop().call_later(UNANSWERED, self._look_again, key, *due)
+                    self._repeating[key] = again
+        finally:
+            del self._looking[key]  # at once: what comes next begins anew
+
+    def _look_again(self, key: str, nodes: str, members: Sequence[Process]) -> None:
+        """A server may not have been able to copy when it was requested to, or a snapshot could not be read."""
+        del self._repeating[key]
+        members = [one for one in members if one.row.id in self._processes and one.grouped]
+        if any(one.last_snapshot is not None and not _answered(one, one.last_snapshot.number) for one in members):
+            self.settled_here(nodes, members)
 
     async def _look(self, nodes: str, members: Sequence[Process]) -> None:
         snapshots = [one.last_snapshot for one in members]
-        rounds = {0 if one is None else one.round for one in snapshots}
+        rounds = {one.at_round for one in members}
         if len(rounds) != 1 or not (round := rounds.pop()):
             return  # one of them is further already, or this daemon does not know it yet
         try:
@@ -230,7 +271,10 @@ class UniqueCopies:
             return
         copy.behind_bytes = len(unique) * m.CHUNK
         sending = self._sending.setdefault(process.row.id, _Sending())
-        sending.due = snapshot, unique
+        sending.due = sending.last = snapshot, unique
+        self._begin(process, copy, sending)
+
+    def _begin(self, process: Process, copy: NeighbourCopy, sending: _Sending) -> None:
         if sending.task is None or sending.task.done():
             sending.task = asyncio.get_running_loop().create_task(self._send_all(process, copy, sending))
 
@@ -290,6 +334,10 @@ class UniqueCopies:
         if why and why != copy.why:
             logger.warning("copies do not get to the next node", process=process.row.id[:12], peer=copy.node, why=why)
         copy.why = why
+
+
+def _answered(process: Process, snapshot: int) -> bool:
+    return process.copies is not None and process.copies.snapshot == snapshot
 
 
 def _apart(process: Process, members: Sequence[Process]) -> list[Process]:

@@ -17,11 +17,12 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 from sqlalchemy.orm import Session
 
 from xmigd import log
 from xmigd.checkpoints import live
+from xmigd.checkpoints.apart import check_mounts
 from xmigd.checkpoints.content import HEADER, PIECE, Writing, check_places
 from xmigd.checkpoints.making import check_owners
 from xmigd.checkpoints.manifest import Chunk, Manifest, contents
@@ -39,6 +40,7 @@ from xmigd.migrations.places import Places
 from xmigd.operations.operation import Operation
 from xmigd.operations.service import Operations, Outcome, interrupted
 from xmigd.process.migration_events import Reason
+from xmigd.published import MOST_PORTS, Published, check_network, close, listen
 from xmigd.store.objects import Damaged
 from xmigd.supervisor.process import Process
 from xmigd.supervisor.supervisor import Supervisor
@@ -53,14 +55,19 @@ SILENT = 120.0  # seconds without a request in which one that has not arrived is
 WAIT = 5.0  # seconds, at most, that a request for its state waits
 
 logger = log.get("transfers")
+_CHUNK = TypeAdapter(Chunk)
 
 
 class Receiving:
-    """What has come of one that is under way. Used by the threads of its connections."""
+    """What has come of one that is under way. Used by the threads of its connections. `published`: ports that listen
+    for it; `stack` closes them, too."""
 
-    def __init__(self, peer: str, writing: Writing, stack: ExitStack, *, asleep: bool) -> None:
+    def __init__(
+        self, peer: str, writing: Writing, stack: ExitStack, *, asleep: bool, published: Sequence[Published] = ()
+    ) -> None:  # fmt: skip
         self.peer = peer
         self.asleep = asleep
+        self.published = published
         self.writing = writing
         self.manifest: Manifest | None = None
         self.heard = 0.0  # monotonic seconds: of the last request
@@ -113,7 +120,7 @@ class Arrivals:
                 return {}, self._lacking(payload)
             if op == "piece":
                 name, size = request.get("hash"), request.get("bytes")
-                chunk = Chunk.model_validate({"at": 0, "bytes": size, "hash": name})
+                chunk = _CHUNK.validate_python({"at": 0, "bytes": size, "hash": name})
                 if chunk.bytes > PIECE or len(payload) > PIECE + HEADER.size:
                     raise ProtocolError("a piece that is too large")
                 receiving.writing.take(chunk.hash, chunk.bytes, payload)
@@ -145,7 +152,7 @@ class Arrivals:
             receiving.heard = time.monotonic()
         match op:
             case "begin":
-                return await self._begin(peer, id, _needs(request), _devices(request))
+                return await self._begin(peer, id, _needs(request), _devices(request), _ports(request))
             case "prepare":
                 return await self._prepare(peer, id)
             case "state":
@@ -188,7 +195,7 @@ class Arrivals:
         priority = await asyncio.to_thread(self._restoring.class_of, needs.job, needs.priority, needs.uid)
         return {"targets": targets, "processes": processes, "priority": priority}
 
-    async def _begin(self, peer: str, id: str, needs: Needs, named: list[str]) -> dict[str, Any]:
+    async def _begin(self, peer: str, id: str, needs: Needs, named: list[str], ports: list[str]) -> dict[str, Any]:
         row = await self._row(id)
         if row is not None:
             self._check_of(row, peer)
@@ -207,6 +214,8 @@ class Arrivals:
         }  # fmt: skip
         stack = ExitStack()
         try:
+            published = listen(ports, uid=needs.uid)
+            stack.callback(close, published)
             writing = stack.enter_context(self._checkpoints.chunks.writing())
             await self._write("transfers.add", lambda session: repository.add(session, values))
         except OSError as error:
@@ -215,7 +224,8 @@ class Arrivals:
         except BaseException:
             stack.close()
             raise
-        receiving = self._receiving[id] = Receiving(peer, writing, stack, asleep=needs.asleep)
+        receiving = Receiving(peer, writing, stack, asleep=needs.asleep, published=published)
+        self._receiving[id] = receiving
         receiving.heard = time.monotonic()
         self._publish(values)
         return {"device": device}
@@ -299,9 +309,12 @@ class Arrivals:
             for program, device in zip(manifest.programs, row["devices"], strict=True):
                 self._restoring.check_place(program, devices_of(device), needs_pid=not manifest.namespaces)
             await asyncio.to_thread(live.check_files, manifest.programs[0].files)
+            await asyncio.to_thread(check_mounts, manifest.mounts)
+            check_network([one.text for one in receiving.published], manifest.namespaces)
             return await self._restoring.make_again(
-                operation, manifest, row["devices"], f"node {row['peer']}", keep=keep, asleep=receiving.asleep
-            )
+                operation, manifest, row["devices"], f"node {row['peer']}", published=receiving.published, keep=keep,
+                asleep=receiving.asleep,
+            )  # fmt: skip
         except Exception as error:
             why = error.message if isinstance(error, XmigError) else "it failed inside xmigd; its log says why"
             await self._over(id, why)
@@ -460,7 +473,7 @@ class Arrivals:
 
     async def _write(self, name: Any, work: Callable[[Session], Any]) -> Any:
         """Raises Unavailable."""
-        return await asyncio.wrap_future(self._writer.submit(name, work))
+        return await self._writer.write(name, work)
 
 
 def _needs(request: dict[str, Any]) -> Needs:
@@ -479,6 +492,14 @@ def _devices(request: dict[str, Any]) -> list[str]:
     if not isinstance(named, list) or len(named) > most or not all(isinstance(n, str) and len(n) <= 64 for n in named):
         raise ProtocolError("devices that are none")
     return named
+
+
+def _ports(request: dict[str, Any]) -> list[str]:
+    """That are published. Raises ProtocolError."""
+    ports = request.get("publish", [])
+    if not isinstance(ports, list) or len(ports) > MOST_PORTS or not all(isinstance(one, str) for one in ports):
+        raise ProtocolError("ports that are none")
+    return ports
 
 
 def _in_turn(needs: Needs, named: list[str]) -> list[list[str]]:

@@ -40,6 +40,7 @@ from xmigd.jobs import repository as jobs
 from xmigd.operations.operation import Operation
 from xmigd.operations.repository import OperationRow
 from xmigd.operations.service import Operations, Outcome, interrupted
+from xmigd.published import check_network
 from xmigd.supervisor.process import Process
 from xmigd.supervisor.supervisor import Supervisor
 from xmigd.text import harmless
@@ -51,7 +52,6 @@ from xmigd.transfers.wire import Closing
 from xmigd.waiting import happens
 
 KIND = "transfer"  # operations
-SLURM = "slurm:"  # before the number of a job, as `xmigctl slurm task` names it
 MOST_ROUNDS = 4  # ahead
 SMALL = 16 << 20  # bytes: with less than that left, another round ahead is not worth its time
 SHRINKS = 0.7  # of the round before: with more than that left, neither
@@ -76,6 +76,7 @@ class Leaving:
     devices: Sequence[str]  # that are requested, in turn; none: the peer chooses
     needs: Needs
     max_standstill_ms: float | None
+    publish: Sequence[str] = ()  # ports at the peer, of the job's network
     permit: Permit | None = None  # right before the point of no return: may it go?
     stopped_at: float | None = None  # monotonic seconds
 
@@ -142,17 +143,19 @@ class Departures:
     async def move(
         self, process: Process, peer: str, devices: Sequence[str] | Mapping[str, str], *,
         max_downtime_ms: float | None, requestor: str, id: str | None = None, permit: Permit | None = None,
+        publish: Sequence[str] = (),
     ) -> OperationRow:  # fmt: skip
         """Its job. `devices`: those that its processes get in turn, or, by process, those of all of them; none: the
-        peer chooses. `id`: of the transfer; `permit`: called right before the point of no return. Raises Conflict,
-        NotFound, Unavailable: it cannot go there."""
+        peer chooses. `id`: of the transfer; `permit`: called right before the point of no return. `publish`:
+        ports at the peer, of the job's network. Raises Conflict, Invalid, NotFound, Unavailable: it cannot go there."""
         self._calls.check_known(peer)
         making, needs = await self._needs(process)
+        check_network(publish, making.namespaces)
         if isinstance(devices, Mapping):
             devices = _in_order(making.processes, devices)
         process = making.processes[0]
         id = id or new_id()
-        leaving = Leaving(id, making.processes, making.root, peer, devices, needs, max_downtime_ms, permit)
+        leaving = Leaving(id, making.processes, making.root, peer, devices, needs, max_downtime_ms, publish, permit)
         # It may not be there any more, or may not want it: that is known before anything is written down.
         begun = await self._calls.call(peer, self._begin(leaving))
         target = str(begun.get("device", ""))[:64]
@@ -211,9 +214,9 @@ class Departures:
         Conflict."""
         with self._reader.session() as session:
             row = jobs.find(session, job)
-            known_as = "" if row is None or row.external_id is None else row.external_id
-        if known_as.startswith(SLURM):
-            number = harmless(known_as.removeprefix(SLURM), 40)
+            found = None if row is None else jobs.number_of_slurm(row.external_id)
+        if found is not None:
+            number = harmless(found, 40)
             raise Conflict(
                 f"it is Slurm's job {number}, which has no allocation on another node; for Slurm it would have failed",
                 code="scheduled", hint=f"scontrol requeue {number}: with --xmig-checkpoint it goes on when it has this "
@@ -223,7 +226,7 @@ class Departures:
     @staticmethod
     def _begin(leaving: Leaving) -> dict[str, Any]:
         return {
-            "op": "begin", "transfer": leaving.id, "devices": list(leaving.devices),
+            "op": "begin", "transfer": leaving.id, "devices": list(leaving.devices), "publish": list(leaving.publish),
             "needs": leaving.needs.model_dump(mode="json"),
         }  # fmt: skip
 
@@ -499,13 +502,13 @@ class Departures:
             repository.change(session, id, values, only_in=only_in)
             return repository.get(session, id)
 
-        row = await asyncio.wrap_future(self._writer.submit(repository.name_of(values), work))
+        row = await self._writer.write(repository.name_of(values), work)
         if row is not None and "state" in values:
             self._publish(row)
 
     async def _write(self, work: Callable[[Session], Any]) -> None:
         with contextlib.suppress(Unavailable):  # figures only
-            await asyncio.wrap_future(self._writer.submit("migrations.save", work))
+            await self._writer.write("migrations.save", work)
 
     def _publish(self, row: dict[str, Any]) -> None:
         data = {name: row.get(name) for name in ("direction", "peer", "state", "why", "source", "target")}

@@ -11,7 +11,7 @@ import socket
 import ssl
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import CancelledError
 from typing import Any
 
@@ -21,9 +21,10 @@ from xmigd.peers.certificates import fingerprint_of
 from xmigd.peers.links import PeerLinks
 from xmigd.text import harmless
 from xmigd.transfers.calls import as_answer
-from xmigd.transfers.wire import PREFIX, STEP, Line, prepare
+from xmigd.transfers.wire import LONGEST_PAYLOAD, PREFIX, STEP, Line, prepare
 
 CONNECTIONS = 16  # of one peer at once
+HELD = LONGEST_PAYLOAD  # bytes behind requests of one peer that are in memory at once
 PATIENCE = 120.0  # seconds that a request may take in the loop
 
 logger = log.get("transfers")
@@ -31,6 +32,33 @@ logger = log.get("transfers")
 Handler = Callable[[str, dict[str, Any], bytes], Awaitable[dict[str, Any]]]
 Quick = Callable[[str, dict[str, Any], bytes], tuple[dict[str, Any], bytes] | None]  # None: it is for the loop
 Longest = Callable[[str], int]  # bytes behind a request of this peer
+
+
+class _Room:
+    """For what is behind a peer's requests, on all its connections: who finds none waits, its connection unread."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._held: Counter[str] = Counter()
+
+    @contextlib.contextmanager
+    def of(self, peer: str) -> Iterator[Callable[[int], None]]:
+        """For one request, until it is answered: what takes so many bytes."""
+        taken = 0
+
+        def take(size: int) -> None:
+            nonlocal taken
+            with self._changed:
+                self._changed.wait_for(lambda: self._held[peer] + size <= HELD)
+                self._held[peer] += size
+                taken = size
+
+        try:
+            yield take
+        finally:
+            with self._changed:
+                self._held[peer] -= taken
+                self._changed.notify_all()
 
 
 class Door:
@@ -44,6 +72,7 @@ class Door:
         self._loop = asyncio.get_running_loop()
         self._open: Counter[str] = Counter()
         self._lock = threading.Lock()
+        self._room = _Room()
         links.other_connections[PREFIX] = self.welcome
 
     async def welcome(self, sock: socket.socket) -> None:
@@ -93,19 +122,21 @@ class Door:
 
     def _answer_all(self, peer: str, line: Line, *, full: bool) -> None:
         while True:
-            request, payload = line.receive(self._longest(peer))
-            try:
-                if full:
-                    raise TooManyRequests(f"{peer} has {CONNECTIONS} connections")
-                found = self._in_thread(peer, request, payload)
-                if found is None:
-                    handling = asyncio.run_coroutine_threadsafe(self._handle(peer, request, payload), self._loop)
-                    found = handling.result(PATIENCE), b""
-            except ProtocolError as error:
-                line.send(as_answer(error))
-                raise
-            except XmigError as error:
-                found = as_answer(error), b""
+            with self._room.of(peer) as take:
+                request, payload = line.receive(self._longest(peer), take)
+                try:
+                    if full:
+                        raise TooManyRequests(f"{peer} has {CONNECTIONS} connections")
+                    found = self._in_thread(peer, request, payload)
+                    if found is None:
+                        handling = asyncio.run_coroutine_threadsafe(self._handle(peer, request, payload), self._loop)
+                        found = handling.result(PATIENCE), b""
+                except ProtocolError as error:
+                    line.send(as_answer(error))
+                    raise
+                except XmigError as error:
+                    found = as_answer(error), b""
+                del payload
             line.send(*found)
 
     async def _handle(self, peer: str, request: dict[str, Any], payload: bytes) -> dict[str, Any]:

@@ -7,7 +7,9 @@ checked again, and CRIU checks what it restores.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import socket
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -17,10 +19,11 @@ from pydantic import Field
 
 from xmigd import __version__
 from xmigd.checkpoints import live
-from xmigd.checkpoints.apart import namespaces_of
-from xmigd.checkpoints.manifest import Count, Strict, Text
+from xmigd.checkpoints.apart import missing_mounts, mounts_of, namespaces_of
+from xmigd.checkpoints.manifest import MOST_MOUNTS, Count, Strict, Text
 from xmigd.checkpoints.movable import processes_of
 from xmigd.checkpoints.room import program_bytes
+from xmigd.checkpoints.sockets import inet_sockets
 from xmigd.devices.names import together
 from xmigd.errors import Conflict
 from xmigd.host_memory import RESERVE, available_memory
@@ -40,6 +43,9 @@ MORE_INSTRUCTIONS = frozenset(
      "rdseed", "vpclmulqdq")
 )  # fmt: skip
 
+MOST_ADDRESSES = 256
+
+Address = Annotated[str, Field(max_length=64)]
 Pid = Annotated[int, Field(gt=0, lt=1 << 31)]
 
 
@@ -77,6 +83,8 @@ class Needs(Strict):
     program_bytes: Count
     instructions: Annotated[tuple[Annotated[str, Field(max_length=40)], ...], Field(max_length=1024)]
     files: Annotated[tuple[File, ...], Field(max_length=MOST_FILES)]
+    mounts: Annotated[tuple[Text, ...], Field(max_length=MOST_MOUNTS)] = ()  # of the machine's, in a namespace
+    addresses: Annotated[tuple[Address, ...], Field(max_length=MOST_ADDRESSES)] = ()  # of sockets, by the machine
 
     @property
     def source(self) -> str:
@@ -107,6 +115,7 @@ def needs_of(processes: Sequence[Process], root: int, layout: Layout) -> Needs:
         live_bytes=sum(sum(its) if last is None else last.live_bytes for its, last in zip(needed, lasts, strict=True)),
         program_bytes=program_bytes(root),
         instructions=tuple(sorted(instructions())), files=tuple(files[path] for path in sorted(files)[:MOST_FILES]),
+        mounts=mounts_of(root), addresses=() if "net" in namespaces_of(root) else _addresses(root, pids),
     )  # fmt: skip
 
 
@@ -134,6 +143,13 @@ def general(needs: Needs, layout: Layout, *, running: Iterable[str] = ()) -> lis
     if different:
         more = f"; and {len(different) - 1} more" if len(different) > 1 else ""
         reasons.append(Reason("file_missing", f"{different[0]}{more}"))
+    if without := missing_mounts(needs.mounts):
+        more = f" and {len(without) - 1} more" if len(without) > 1 else ""
+        named = harmless(without[0], 200)
+        reasons.append(Reason("mount_missing", f"nothing is mounted at {named}{more} on this node"))
+    if foreign := [address for address in needs.addresses if not _has_address(address)]:
+        text = f"this node has no address {harmless(foreign[0], 64)}, at which the program has a socket"
+        reasons.append(Reason("address_missing", text))
     needed, room = needs.live_bytes + needs.program_bytes, available_memory()
     if room - RESERVE < needed:
         text = f"this node has {size(room)} of memory available, the program needs {size(needed)}"
@@ -225,6 +241,32 @@ def _mapped(pids: Iterable[int]) -> set[str]:
                 if path.startswith("/") and not path.startswith(("/memfd:", "/dev/", "/SYSV")) and path.isascii():
                     found.add(path)
     return {path for path in found if not path.endswith(" (deleted)")}
+
+
+def _addresses(root: int, pids: Iterable[int]) -> tuple[str, ...]:
+    """At which they have TCP and UDP sockets, in the network of `root`."""
+    inodes = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            inodes |= {os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()}
+    found = {
+        each.local.rpartition(":")[0].strip("[]")
+        for protocol in ("tcp", "udp")
+        for inode, each in inet_sockets(root, protocol).items()
+        if f"socket:[{inode}]" in inodes
+    }
+    return tuple(sorted(found)[:MOST_ADDRESSES])
+
+
+def _has_address(address: str) -> bool:
+    """That this machine has not is refused with a number of its own; others may be those of one interface only."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+            sock.bind((address, 0))
+    except OSError as error:
+        return error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+    return True
 
 
 def _different(file: File) -> str:

@@ -76,22 +76,24 @@ class Transfers:
         return checked(node, await self._departures.plan(process, node, each_of(devices)))
 
     async def move(
-        self, process: Process, target: str, *, max_downtime_ms: float | None, requestor: str
-    ) -> OperationRow:
-        """Its job, to `NODE` or `NODE/DEVICES`, which its processes get in turn. Raises Conflict, NotFound,
-        Unavailable: it cannot go there."""
+        self, process: Process, target: str, *, max_downtime_ms: float | None, requestor: str,
+        publish: Sequence[str] = (),
+    ) -> OperationRow:  # fmt: skip
+        """Its job, to `NODE` or `NODE/DEVICES`, which its processes get in turn. `publish`: ports there, of its
+        network. Raises Conflict, Invalid, NotFound, Unavailable: it cannot go there."""
         node, _, text = target.partition("/")
         devices = each_of(text)
         if self._leases is None:
             return await self._departures.move(
-                process, node, devices, max_downtime_ms=max_downtime_ms, requestor=requestor
+                process, node, devices, max_downtime_ms=max_downtime_ms, requestor=requestor, publish=publish
             )
         async with contextlib.AsyncExitStack() as stack:
             lease = await stack.enter_async_context(self._leases.hold(self._node, process.job.id))
             check = partial(self._leases.verify, self._node, process.job.id, lease.token)
             row = await self._departures.move(
-                process, node, devices, max_downtime_ms=max_downtime_ms, requestor=requestor, permit=check
-            )
+                process, node, devices, max_downtime_ms=max_downtime_ms, requestor=requestor, permit=check,
+                publish=publish,
+            )  # fmt: skip
             holding = asyncio.ensure_future(self._hold(stack.pop_all(), row))
             self._holding.add(holding)
             holding.add_done_callback(self._holding.discard)

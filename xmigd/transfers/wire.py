@@ -16,7 +16,7 @@ import ssl
 import struct
 import termios
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from xmigd.errors import ProtocolError, Unavailable
@@ -90,9 +90,11 @@ class Line:
         except OSError as error:
             raise lost(error) from None
 
-    def receive(self, longest: int = LONGEST_PAYLOAD) -> tuple[dict[str, Any], bytes]:
-        """The next message, with at most so many bytes behind it. Raises Unavailable, ProtocolError, EOFError: the
-        other side has closed it."""
+    def receive(
+        self, longest: int = LONGEST_PAYLOAD, before: Callable[[int], None] = lambda size: None
+    ) -> tuple[dict[str, Any], bytes]:
+        """The next message, with at most so many bytes behind it. `before` they are read, it is called with their
+        number. Raises Unavailable, ProtocolError, EOFError: the other side has closed it."""
         length, more = HEADER.unpack(self._exactly(HEADER.size, first=True))
         if length > LONGEST or more > longest:
             raise ProtocolError(f"a message of {length} and {more} bytes, which is more than allowed")
@@ -102,6 +104,7 @@ class Line:
             raise ProtocolError("a message that is no JSON") from None
         if not isinstance(body, dict):
             raise ProtocolError("a message that is no object")
+        before(more)
         return body, self._exactly(more)
 
     def call(self, body: dict[str, Any], payload: bytes = b"") -> tuple[dict[str, Any], bytes]:

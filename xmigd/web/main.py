@@ -71,8 +71,9 @@ def serve(settings: WebSettings) -> None:
     listening = bind_tcp(settings.host, settings.port, "XMIG_WEB_")
     app, front = make_app(settings)
     config = uvicorn.Config(
-        app, http="h11", ws="none", lifespan="off", access_log=False, log_config=None,
+        app, http="httptools", ws="none", lifespan="off", access_log=False, log_config=None,
         server_header=False, proxy_headers=False, timeout_graceful_shutdown=3, timeout_keep_alive=settings.idle_timeout,
+        reset_contextvars=True,
         ssl_certfile=settings.tls_certificate, ssl_keyfile=settings.tls_key,
     )  # fmt: skip
     try:

@@ -31,7 +31,7 @@ def _local_socket() -> Path:
 class WebSettings(Configuration):
     """Every setting is also an environment variable: XMIG_WEB_ and its name in capitals."""
 
-    model_config = SettingsConfigDict(env_prefix="XMIG_WEB_", extra="ignore")
+    model_config = SettingsConfigDict(env_prefix="XMIG_WEB_", extra="forbid")
     program = "xmig-web"
     file = "/etc/xmig/xmig-web.toml"
     file_variable = "XMIG_WEB_CONFIG"

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from xmigd.events.bus import EventType
-from xmigd.schemas import EXACT, Answer
+from xmigd.schemas import EXACT, Answer, written
 from xmigd.text import VISIBLE
 
 
@@ -19,13 +19,15 @@ def _with_a_port(url: str) -> str:
     return url
 
 
+URL = r"^https?://[^\s/?#@\\]+([/?][^\s#\\]*)?$"
 Url = Annotated[
     str,
     AfterValidator(_with_a_port),
     Field(
-        max_length=2048, pattern=r"^https?://[^\s/?#@\\]+([/?][^\s#\\]*)?$",
+        max_length=2048, pattern=URL,
         description="http or https, with neither a user's name nor a fragment; redirections are not followed",
     ),
+    written(URL, "write http://HOST:PORT/PATH or https://HOST:PORT/PATH, with neither a user's name nor a fragment"),
 ]  # fmt: skip
 Secret = Annotated[
     str, Field(min_length=16, max_length=255, pattern=VISIBLE, description="with which deliveries are signed")

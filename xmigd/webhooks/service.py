@@ -380,7 +380,7 @@ class Webhooks:
 
     async def _write(self, name: Write, work: Callable[[Session], Any]) -> Any:
         """Raises Unavailable."""
-        return await asyncio.wrap_future(self._writer.submit(name, work))
+        return await self._writer.write(name, work)
 
     async def _write_surely(self, work: Callable[[Session], Any]) -> None:
         """Nothing goes on before it is on the disk."""

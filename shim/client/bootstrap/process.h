@@ -33,7 +33,7 @@ struct Process {
   std::byte* ring = nullptr;
   uint64_t ring_bytes = 0;
   std::byte* staging = nullptr;
-  std::atomic<bool> opened{false};  // the server has opened the devices: open_devices()
+  std::atomic<uint32_t> opened{0};  // a bit for each device that the server has opened: open_device()
   bool launch_blocking = false;  // $CUDA_LAUNCH_BLOCKING, as the driver takes it: a launch ends with its kernel
   int driver_version = 0;
   int device_count = 0;

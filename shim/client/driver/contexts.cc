@@ -57,7 +57,7 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext* pctx, CUdevice dev) {
   if (const CUresult error = initialized(); error != CUDA_SUCCESS) return error;
   if (!pctx) return CUDA_ERROR_INVALID_VALUE;
   if (!description(dev)) return CUDA_ERROR_INVALID_DEVICE;
-  if (const CUresult error = open_devices(dev); error != CUDA_SUCCESS) return error;
+  if (const CUresult error = open_device(dev); error != CUDA_SUCCESS) return error;
   Context& context = primary_context(dev);
   retain(context);
   *pctx = context.handle();
@@ -108,7 +108,7 @@ CUresult cuCtxCreate_v2(CUcontext* pctx, unsigned int flags, CUdevice dev) {
   if (const CUresult error = initialized(); error != CUDA_SUCCESS) return error;
   if (!pctx || (flags & ~kKnownFlags)) return CUDA_ERROR_INVALID_VALUE;
   if (!description(dev)) return CUDA_ERROR_INVALID_DEVICE;
-  if (const CUresult error = open_devices(dev); error != CUDA_SUCCESS) return error;
+  if (const CUresult error = open_device(dev); error != CUDA_SUCCESS) return error;
   Context* const context = create_context(dev, flags);
   if (!context) return CUDA_ERROR_OUT_OF_MEMORY;
   Thread& thread = this_thread();

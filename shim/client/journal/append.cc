@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <cstring>
 #include <utility>
@@ -271,12 +272,19 @@ CUresult call(Op op, const void* args, size_t args_bytes, void* reply, size_t re
   return finish(pending, reply, reply_bytes);
 }
 
-CUresult open_devices(int ordinal) {
-  if (process.opened.load(std::memory_order_acquire)) return CUDA_SUCCESS;
+CUresult open_device(int ordinal) {
+  const uint32_t bit = 1u << ordinal;
+  if (process.opened.load(std::memory_order_acquire) & bit) return CUDA_SUCCESS;
   const Args_xmOpen args{.ordinal = static_cast<uint32_t>(ordinal)};
+  const WithContext inside(primary_context(ordinal));
   const CUresult result = call(Op::xmOpen, &args, sizeof(args), nullptr, 0);
-  if (result == CUDA_SUCCESS) process.opened.store(true, std::memory_order_release);
+  if (result == CUDA_SUCCESS) process.opened.fetch_or(bit, std::memory_order_release);
   return result;
+}
+
+int an_open_device() {
+  const uint32_t opened = process.opened.load(std::memory_order_acquire);
+  return opened ? std::countr_zero(opened) : 0;
 }
 
 uint64_t last_sequence() { return this_thread().last_sequence; }

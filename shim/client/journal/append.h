@@ -21,9 +21,11 @@ namespace xmig::client {
 // error while there is one, CUDA_SUCCESS otherwise.
 CUresult enter();
 
-// Before the program's first context, or its first record: until then its server takes nothing of the devices, and now it opens
-// them. The error is that of the context that cannot be made; it may be tried again.
-CUresult open_devices(int ordinal);
+// Before the program's first context on a device, or its first record: until then its server takes nothing of the device, and now it
+// opens it. The error is that of the context that cannot be made; it may be tried again.
+CUresult open_device(int ordinal);
+// The lowest of those that are open; 0 if none is.
+int an_open_device();
 
 // A number for a new object; freed numbers are used again only after the server can no longer meet the old meaning.
 uint64_t create_handle(journal::Kind kind);

@@ -85,7 +85,7 @@ Written write_record(Thread& thread, const Context* context, const Shape& shape,
   head->sequence = writer.sequence;
   head->thread = thread.slot;
   head->ordinal = static_cast<uint16_t>(context->ordinal);
-  head->reserved = 0;
+  head->answered = 0;
   head->context = context->index;
   head->payload = shape.payload;
   head->reply = shape.reply;
@@ -135,6 +135,8 @@ constexpr bool needs_context(Op op) {
     case Op::xmFree:
     case Op::xmDiscard:
     case Op::xmReuse:
+    case Op::xmNameNumbers:
+    case Op::xmForgetNumbers:
     case Op::xmContextReset:
     case Op::xmImage:
     case Op::xmImageFile:
@@ -160,8 +162,10 @@ inline Admitted admit(Op op) {
   if (error != CUDA_SUCCESS) [[unlikely]] return {thread, nullptr, error};
   const Current now = current(thread);
   if (now.context) [[likely]] return {thread, now.context, CUDA_SUCCESS};
+  if (op == Op::xmOpen) return {thread, thread.context, CUDA_SUCCESS};  // it is not alive yet
   if (needs_context(op)) return {thread, nullptr, now.error};
-  return {thread, &primary_context(0), op == Op::xmOpen ? CUDA_SUCCESS : open_devices(0)};
+  const int ordinal = an_open_device();
+  return {thread, &primary_context(ordinal), open_device(ordinal)};
 }
 
 }  // namespace xmig::client

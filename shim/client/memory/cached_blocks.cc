@@ -7,6 +7,7 @@
 #include "client/bootstrap/message.h"
 #include "client/journal/append.h"
 #include "client/memory/memory_heap.h"
+#include "client/memory/named_numbers.h"
 #include "journal/layout.h"
 #include "records.h"
 
@@ -95,6 +96,7 @@ void CachedBlocks::segment_gone(uint64_t address, uint64_t bytes) {
   if (!counts_) return;
   const uint64_t end = index_of(address + bytes - 1) + 1;
   for (uint64_t i = index_of(address); i < end; ++i) counts_[i] = 0;
+  named_numbers().forget(address, bytes);
 }
 
 // Each granule that the block has bytes of, and how many.
@@ -128,6 +130,7 @@ void CachedBlocks::allocated(uint64_t address, uint64_t bytes) {
 }
 
 void CachedBlocks::freed(uint64_t address, uint64_t bytes) {
+  if (on_devices(address, bytes)) named_numbers().forget(address, round_to_units(bytes));
   change(Op::xmDiscard, address, bytes, [](uint32_t& count, uint32_t used) {
     if (count - 1 < used) return Change::kUnsound;
     count -= used;
@@ -135,8 +138,20 @@ void CachedBlocks::freed(uint64_t address, uint64_t bytes) {
   });
 }
 
+bool CachedBlocks::name(const journal::NamedNumbers& numbers) {
+  if (!on_devices(numbers.address, numbers.bytes)) return false;
+  const std::lock_guard guard(lock_);
+  if (!counts_) return false;
+  const uint64_t end = index_of(numbers.address + numbers.bytes - 1) + 1;
+  for (uint64_t i = index_of(numbers.address); i < end; ++i) {
+    if (counts_[i] <= 1) return false;  // no block of anybody's has bytes of it
+  }
+  return named_numbers().name(numbers);
+}
+
 // lock_ is held.
 void CachedBlocks::give_up() {
+  named_numbers().forget_all();
   Run reused(Op::xmReuse);
   for (uint64_t i = lowest_; i < highest_; ++i) {
     if (counts_[i] == 0) continue;

@@ -7,12 +7,14 @@
 // Invariants:
 //   only granules that lie in one segment as a whole are ever discarded;
 //   xmReuse of a block's granules is in the journal before its owner knows the block;
+//   what is named in a block (named_numbers.h) is so no longer before its owner's successor knows the block;
 //   what does not add up (a block freed twice, or of nobody's segment) ends it: everything counts as in use from then on.
 #pragma once
 
 #include <cstdint>
 #include <mutex>
 
+#include "journal/numbers.h"
 #include "ops.h"
 
 namespace xmig::client {
@@ -26,6 +28,9 @@ class CachedBlocks {
   // A block of a segment. Blocks of memory that is in no segment are nobody's business here.
   void allocated(uint64_t address, uint64_t bytes);
   void freed(uint64_t address, uint64_t bytes);
+
+  // Of a block that its owner has and does not free meanwhile. False: it is of nobody's segment, so nothing would end the name with it.
+  bool name(const journal::NamedNumbers& numbers);
 
   // Did it not add up?
   bool given_up() const { return given_up_; }

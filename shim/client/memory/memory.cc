@@ -18,6 +18,7 @@
 #include "client/memory/memory_call.h"
 #include "client/memory/memory_map.h"
 #include "client/memory/memory_progress.h"
+#include "client/memory/named_numbers.h"
 #include "client/memory/pinned.h"
 #include "client/memory/pool.h"
 #include "client/memory/vmm.h"
@@ -87,6 +88,7 @@ CUresult release(Allocation allocation, CUstream stream, uint64_t stream_key) {
     memory_map().restore(std::move(allocation));
     return result;
   }
+  named_numbers().forget(allocation.address, round_to_units(allocation.bytes), true);
   FreeRange block = allocation.block;
   if (stream_key) block.freed = {stream_key, stream_home(stream).context, last_sequence()};
   allocation.pool->heap.free(block, allocation.bytes);
@@ -201,6 +203,7 @@ void memory_context_reset(uint64_t context) {
   progress().context_reached(context, last_sequence());
   pools_may_shrink = true;
   for (const Allocation& allocation : memory_map().remove_context(context)) {
+    if (allocation.on_device()) named_numbers().forget(allocation.address, allocation.bytes, true);
     if (allocation.pool) allocation.pool->heap.free(allocation.block, allocation.bytes);
     if (allocation.kind == MemoryKind::kPinned) give_pinned(allocation.block);
   }

@@ -24,6 +24,7 @@
 #include "client/memory/memory_heap.h"
 #include "client/memory/memory_map.h"
 #include "client/memory/memory_progress.h"
+#include "client/memory/named_numbers.h"
 #include "client/memory/peers.h"
 #include "journal/layout.h"
 #include "local.h"
@@ -114,6 +115,7 @@ CUresult tell_alloc(uint64_t address, uint64_t bytes) {
 void unback(State& state, const Physical& memory) {
   const Args_xmFree args{.address = memory.address, .stream = 0};
   append(Op::xmFree, &args, sizeof(args));
+  named_numbers().forget(memory.address, memory.bytes, true);
   backing(memory.ordinal()).shrink_at(memory.address, memory.bytes);
   state.places.erase(memory.address);
 }

@@ -75,7 +75,7 @@ bool completed(CUevent handle, uint64_t recorded) {
 CUresult note_completed(Thread& thread, CUevent handle, Event& event, const Seen& seen) {
   if (seen.noted < seen.recorded) {
     const Args_cuEventSynchronize args{.hEvent = reinterpret_cast<uint64_t>(handle)};
-    const Shape shape{Op::cuEventSynchronize, journal::kSynchronous, sizeof(args), 0, 0};
+    const Shape shape{Op::cuEventSynchronize, journal::kSynchronous | journal::kKnown, sizeof(args), 0, 0};
     const Written written = write_record(thread, event.context, shape, [&](std::byte* arguments, std::byte*) {
       std::memcpy(arguments, &args, sizeof(args));
     });

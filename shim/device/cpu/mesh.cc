@@ -182,6 +182,8 @@ Error not_connected(uint32_t rank, const std::string& why) {
   return Error{"rank " + std::to_string(rank) + " cannot be reached: " + why};
 }
 
+Error severed(uint32_t rank, const std::string& why) { return Error{not_connected(rank, why).text, kSevered}; }
+
 Result<ipc::UniqueFd> connect_here(const std::string& name) {
   ipc::UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   socklen_t length = 0;
@@ -215,28 +217,35 @@ Result<ipc::UniqueFd> connect_elsewhere(Internet there, Clock::time_point deadli
   return socket;
 }
 
-// Ranks below this one: they listen already.
-Result<ipc::UniqueFd> connect_to(uint32_t rank, const std::string& offer, const Place& place, Clock::time_point deadline) {
+// To what a rank listens at, with a hello: all of them listen already.
+Result<ipc::UniqueFd> greet(uint32_t rank, const std::string& offer, const Place& place, Clock::time_point deadline) {
   const std::optional<Whereabouts> there = whereabouts_of(offer);
   if (!there) return not_connected(rank, "what it says is no address");
   const std::optional<Internet> mine = internet_of(place.address);
   if (!there->internet != !mine) return not_connected(rank, "one of the two is not of a job of several nodes");
   const bool here = !mine || std::ranges::equal(Internet(*mine).address(), Internet(*there->internet).address());
   Result<ipc::UniqueFd> connected = here ? connect_here(there->name) : connect_elsewhere(*there->internet, deadline);
-  const auto severed = [rank](const std::string& why) { return Error{not_connected(rank, why).text, kSevered}; };
-  if (!connected) return severed(connected.why());
-  ipc::UniqueFd socket = std::move(*connected);
+  if (!connected) return severed(rank, connected.why());
   const Hello hello{kHelloMagic, place.rank, place.group};
+  if (!send_whole(connected->get(), &hello, sizeof(hello), deadline)) return severed(rank, errno_text());
+  return connected;
+}
+
+// Ranks below this one.
+Result<ipc::UniqueFd> connect_to(uint32_t rank, const std::string& offer, const Place& place, Clock::time_point deadline) {
+  Result<ipc::UniqueFd> socket = greet(rank, offer, place, deadline);
   Hello answer{};
-  if (!send_whole(socket.get(), &hello, sizeof(hello), deadline) ||
-      !receive_whole(socket.get(), &answer, sizeof(answer), deadline)) {
-    return severed(errno_text());
-  }
+  if (!socket) return socket;
+  if (!receive_whole(socket->get(), &answer, sizeof(answer), deadline)) return severed(rank, errno_text());
   if (answer.magic != kHelloMagic || answer.rank != rank || answer.group != place.group) {
     return not_connected(rank, "it is of another group");
   }
   return socket;
 }
+
+// Connections to ranks above this one that have yet to connect: whoever ends, or gives up, closes what it listens at, and with it the
+// connections there. Nobody would hear of it otherwise.
+using Awaited = std::vector<ipc::UniqueFd>;  // by rank
 
 // What a rank listens at: its node's servers, and those of other nodes if its job has several.
 struct Listeners {
@@ -269,22 +278,27 @@ Result<Listeners> listen_at(const std::string& node_address) {
 }
 
 // The one of the two that somebody connects to.
-Result<int> wait_for_any(const Listeners& listeners, Clock::time_point deadline) {
+Result<int> wait_for_any(const Listeners& listeners, const Awaited& awaited, Clock::time_point deadline) {
+  std::vector<pollfd> all{{listeners.here.get(), POLLIN, 0}, {listeners.elsewhere ? listeners.elsewhere.get() : -1, POLLIN, 0}};
+  for (const ipc::UniqueFd& one : awaited) all.push_back({one ? one.get() : -1, POLLRDHUP, 0});
   for (;;) {
-    pollfd both[] = {{listeners.here.get(), POLLIN, 0}, {listeners.elsewhere ? listeners.elsewhere.get() : -1, POLLIN, 0}};
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()).count();
     if (left <= 0) return Error{std::strerror(ETIMEDOUT)};
-    const int ready = ::poll(both, std::size(both), static_cast<int>(std::min<int64_t>(left, 60'000)));
+    const int ready = ::poll(all.data(), all.size(), static_cast<int>(std::min<int64_t>(left, 60'000)));
     if (ready < 0 && errno != EINTR) return Error{errno_text()};
-    if (ready > 0) return both[0].revents ? both[0].fd : both[1].fd;
+    if (ready <= 0) continue;
+    const auto heard = std::ranges::find_if(all, [](const pollfd& one) { return one.revents != 0; });
+    const auto place = static_cast<size_t>(heard - all.begin());
+    if (place < 2) return heard->fd;
+    return severed(static_cast<uint32_t>(place - 2), "it has ended");
   }
 }
 
-// One that says it is a rank above this one; nothing: it is none, and is left.
-Result<std::optional<std::pair<uint32_t, ipc::UniqueFd>>> accept_one(const Listeners& listeners, const Place& place,
+// One that says it is another rank. Those above this one get an answer; those below await this one. Nothing: it is none, and is left.
+Result<std::optional<std::pair<uint32_t, ipc::UniqueFd>>> accept_one(const Listeners& listeners, const Awaited& awaited, const Place& place,
                                                                      Clock::time_point deadline) {
-  const Result<int> listener = wait_for_any(listeners, deadline);
-  if (!listener) return Error{listener.why()};
+  const Result<int> listener = wait_for_any(listeners, awaited, deadline);
+  if (!listener) return listener.error();
   const bool here = *listener == listeners.here.get();
   ipc::UniqueFd socket(::accept4(*listener, nullptr, nullptr, SOCK_CLOEXEC));
   if (socket && !here) set_up(socket.get());
@@ -293,9 +307,9 @@ Result<std::optional<std::pair<uint32_t, ipc::UniqueFd>>> accept_one(const Liste
   // A stranger does not keep the ranks waiting for long.
   const auto soon = std::min(deadline, Clock::now() + std::chrono::seconds(5));
   if (!socket || (here && !of_this_user(socket.get())) || !receive_whole(socket.get(), &hello, sizeof(hello), soon)) return none;
-  if (hello.magic != kHelloMagic || hello.group != place.group || hello.rank <= place.rank || hello.rank >= place.ranks) return none;
+  if (hello.magic != kHelloMagic || hello.group != place.group || hello.rank == place.rank || hello.rank >= place.ranks) return none;
   const Hello answer{kHelloMagic, place.rank, place.group};
-  if (!send_whole(socket.get(), &answer, sizeof(answer), deadline)) return none;
+  if (hello.rank > place.rank && !send_whole(socket.get(), &answer, sizeof(answer), deadline)) return none;
   return std::optional(std::pair(hello.rank, std::move(socket)));
 }
 
@@ -319,19 +333,33 @@ Result<std::unique_ptr<Mesh>> Mesh::connect(const Place& place, const Meeting& m
   if (names->size() != place.ranks) return Error{"the daemon names another number of ranks"};
 
   const auto deadline = Clock::now() + kToConnect;
-  std::vector<ipc::UniqueFd> peers(place.ranks);
+  std::vector<ipc::UniqueFd> peers(place.ranks), awaiting(place.ranks);
+  Awaited awaited(place.ranks);
   for (uint32_t rank = 0; rank < place.rank; ++rank) {
     Result<ipc::UniqueFd> socket = connect_to(rank, (*names)[rank], place, deadline);
     if (!socket) return socket.error();
     peers[rank] = std::move(*socket);
   }
+  for (uint32_t rank = place.rank + 1; rank < place.ranks; ++rank) {
+    Result<ipc::UniqueFd> socket = greet(rank, (*names)[rank], place, deadline);
+    if (!socket) return socket.error();
+    awaited[rank] = std::move(*socket);
+  }
   for (uint32_t missing = place.ranks - place.rank - 1; missing != 0;) {
-    auto accepted = accept_one(*listeners, place, deadline);
-    if (!accepted) return Error{std::to_string(missing) + " ranks have not connected: " + accepted.why()};
+    auto accepted = accept_one(*listeners, awaited, place, deadline);
+    if (!accepted) {
+      const Error& error = accepted.error();
+      return Error{std::to_string(missing) + " ranks have not connected: " + error.text, error.code};
+    }
     if (!*accepted) continue;
     auto& [rank, socket] = **accepted;
+    if (rank < place.rank) {
+      awaiting[rank] = std::move(socket);  // open until this one is connected with all
+      continue;
+    }
     missing -= !peers[rank];
     peers[rank] = std::move(socket);
+    awaited[rank] = {};
   }
   for (const ipc::UniqueFd& peer : peers) {
     if (peer) ::fcntl(peer.get(), F_SETFL, O_NONBLOCK);

@@ -56,6 +56,8 @@ class CudaDevice final : public Device {
   explicit CudaDevice(std::span<const int> ordinals) {
     std::string visible;
     for (int ordinal : ordinals) visible += (visible.empty() ? "" : ",") + std::to_string(ordinal);
+    // Clients of MPS choose among what its control daemon sees, which is their device alone (xmigd/mps/control.py).
+    if (ordinals.size() == 1 && getenv("CUDA_MPS_PIPE_DIRECTORY")) visible = "0";
     setenv("CUDA_VISIBLE_DEVICES", visible.c_str(), 1);
     setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID", 1);
     library_ = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
@@ -107,7 +109,6 @@ class CudaDevice final : public Device {
     }
     const uint64_t after = used_.get()->of(uuid.bytes);
     if (before != 0 && after > before) own_bytes_ += after - before;
-    if (std::ranges::all_of(units_, [](const Unit& one) { return one.context != nullptr; })) used_ = {};
     out = context;
     return {};
   }
@@ -246,8 +247,11 @@ class CudaDevice final : public Device {
 
   void arm(const Injection&, Notify, void*) override {}  // it is injected instead
 
+  // Before it, nothing is opened beside this.
   void wake() override {
+    awake_ = true;
     for (Unit& unit : units_) {
+      if (!unit.context) continue;
       const Within within(*this, unit);
       check(within.result(), "cuCtxSetCurrent");
       check(driver_.cuCtxSetLimit(CU_LIMIT_STACK_SIZE, unit.stack), "cuCtxSetLimit");
@@ -363,7 +367,7 @@ class CudaDevice final : public Device {
     unit.architecture = static_cast<uint32_t>(major * 10 + minor);
     // For kernels that the program will bring: 277 MB of an H200 that a standby does not need.
     check(driver_.cuCtxGetLimit(&unit.stack, CU_LIMIT_STACK_SIZE), "cuCtxGetLimit");
-    check(driver_.cuCtxSetLimit(CU_LIMIT_STACK_SIZE, 0), "cuCtxSetLimit");
+    if (!awake_) check(driver_.cuCtxSetLimit(CU_LIMIT_STACK_SIZE, 0), "cuCtxSetLimit");
     load_kernels(unit, xmig_hash_ptx);
     if (injects_) load_kernels(unit, xmig_faults_ptx);
     unit.hash = unit.kernels.at("xmig_hash");
@@ -416,9 +420,9 @@ class CudaDevice final : public Device {
   const std::unique_ptr<Collectives> collectives_ = nccl_collectives(driver_);
   decltype(&::cuCtxGetCurrent) get_current_ = nullptr;
   std::deque<Unit> units_;  // by ordinal
-  std::shared_future<std::unique_ptr<UsedMemory>> used_;  // until all are open; it takes time to start
-  std::atomic<bool> injects_{false};
-  uint64_t own_bytes_ = 0;
+  std::shared_future<std::unique_ptr<UsedMemory>> used_;  // it takes time to start
+  std::atomic<bool> injects_{false}, awake_{false};
+  std::atomic<uint64_t> own_bytes_{0};
 };
 
 }  // namespace

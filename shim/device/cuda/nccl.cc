@@ -189,29 +189,30 @@ void apart(const DriverTable& driver, CUcontext context, Work&& work) {
 
 class NcclCommunicator final : public Communicator {
  public:
-  NcclCommunicator(const DriverTable& driver, const Library& library, ncclComm_t comm, const Place& place, std::string how_joined,
-                   std::function<void()> failed)
+  NcclCommunicator(const DriverTable& driver, const Library& library, ncclComm_t comm, const Place& place, std::function<void()> failed)
       : driver_(driver),
         library_(library),
         comm_(comm),
         rank_(place.rank),
         ranks_(place.ranks),
         context_(static_cast<CUcontext>(place.context)),
-        how_joined_(std::move(how_joined)),
         failed_(std::move(failed)) {}
 
   // To destroy waits until the others do, too. They may never.
   ~NcclCommunicator() override {
     for (const CUevent mark : marks_) driver_.cuEventDestroy_v2(mark);
-    if (aborted_) return;
-    apart(driver_, context_, [&library = library_, comm = comm_] { library.ncclCommDestroy(comm); });
+    if (!aborted_) end(library_.ncclCommDestroy);
   }
 
   // It may wait for the device, which on a dead one is for ever.
   void abort() override {
-    if (std::exchange(aborted_, true)) return;
-    apart(driver_, context_, [&library = library_, comm = comm_] { library.ncclCommAbort(comm); });
+    if (!std::exchange(aborted_, true)) end(library_.ncclCommAbort);
   }
+
+  void joined(std::string how) { how_joined_ = std::move(how); }
+
+  // A stream in which it has something that may never be done: it ends behind the communicator.
+  void take(CUstream stream) { stream_ = stream; }
 
   bool unfinished() override {
     while (!marks_.empty() && driver_.cuEventQuery(marks_.front()) != CUDA_ERROR_NOT_READY) {
@@ -292,12 +293,20 @@ class NcclCommunicator final : public Communicator {
     return result;
   }
 
+  void end(ncclResult_t (*how)(ncclComm_t)) {
+    apart(driver_, context_, [how, comm = comm_, destroy = driver_.cuStreamDestroy_v2, stream = stream_] {
+      how(comm);
+      if (stream) destroy(stream);
+    });
+  }
+
   const DriverTable& driver_;
   const Library& library_;
   const ncclComm_t comm_;
+  CUstream stream_ = nullptr;
   const uint32_t rank_, ranks_;
   const CUcontext context_;
-  const std::string how_joined_;
+  std::string how_joined_;
   const std::function<void()> failed_;
   std::optional<Error> failure_;
   bool aborted_ = false;
@@ -342,12 +351,16 @@ class NcclCollectives final : public Collectives {
     result = library.ncclCommInitRank(&comm, static_cast<int>(place.ranks), id, static_cast<int>(place.rank));
     if (result != ncclSuccess) return failure(library, "cannot make the communicator", result);
     steps.done("to make it");
+    auto made = std::make_unique<NcclCommunicator>(driver_, library, comm, place, std::move(failed));
     if (share_a_process(offers)) {
-      if (Result<> connected = connect_pairs(library, comm, place); !connected) return connected.error();
+      if (Result<> connected = connect_pairs(library, comm, place, *made); !connected) {
+        made->abort();
+        return connected.error();
+      }
       steps.done("for first transfers");
     }
-    return std::unique_ptr<Communicator>(
-        std::make_unique<NcclCommunicator>(driver_, library, comm, place, steps.text(), std::move(failed)));
+    made->joined(steps.text());
+    return std::unique_ptr<Communicator>(std::move(made));
   }
 
   // In page-locked memory of the host, which is registered once: to give device memory back would wait for all work of the device.
@@ -373,9 +386,13 @@ class NcclCollectives final : public Collectives {
       if (!part.stream) continue;
       part.enter();
       if (result == CUDA_SUCCESS) result = wait(static_cast<CUstream>(part.stream), give_up);
-      if (result == CUDA_ERROR_TIMEOUT) return Error{"the first operation was not done in time"};  // to end its streams would wait
-      driver_.cuStreamDestroy_v2(static_cast<CUstream>(part.stream));
+      if (result == CUDA_SUCCESS) {
+        driver_.cuStreamDestroy_v2(static_cast<CUstream>(part.stream));
+      } else {  // to end it here would wait for what the others may never do
+        static_cast<NcclCommunicator&>(*part.communicator).take(static_cast<CUstream>(part.stream));
+      }
     }
+    if (result == CUDA_ERROR_TIMEOUT) return Error{"the first operation was not done in time"};
     if (result != CUDA_SUCCESS) return Error{"the first operation failed: CUDA error " + std::to_string(result)};
     return {};
   }
@@ -452,7 +469,7 @@ class NcclCollectives final : public Collectives {
   // The first transfer between two ranks waits for both. The executor begins operations one after the other: it would wait for itself,
   // where it has both, or two of a ring. So each rank has transferred something to each other one before anybody has the communicator. A
   // first sum loads what sums need, which may wait for kernels that run.
-  Result<> connect_pairs(const Library& library, ncclComm_t comm, const Place& place) {
+  Result<> connect_pairs(const Library& library, ncclComm_t comm, const Place& place, NcclCommunicator& made) {
     void* const memory = first_memory();
     CUstream stream = nullptr;
     if (!memory || driver_.cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0) != CUDA_SUCCESS) {
@@ -467,9 +484,11 @@ class NcclCollectives final : public Collectives {
     }
     const ncclResult_t ended = library.ncclGroupEnd();
     if (result == ncclSuccess) result = ended;
-    if (result != ncclSuccess) return failure(library, "cannot connect the ranks", result);
     const auto end = std::chrono::steady_clock::now() + kFirstPatience;
-    if (wait(stream, [&] { return std::chrono::steady_clock::now() > end; }) != CUDA_SUCCESS) {
+    const bool done = result == ncclSuccess && wait(stream, [&] { return std::chrono::steady_clock::now() > end; }) == CUDA_SUCCESS;
+    if (!done) made.take(stream);  // to end it here would wait for what the others may never do
+    if (result != ncclSuccess) return failure(library, "cannot connect the ranks", result);
+    if (!done) {
       return Error{"NCCL: the first transfers between the ranks failed, or took more than " + std::to_string(kFirstPatience.count()) + " s"};
     }
     driver_.cuStreamDestroy_v2(stream);

@@ -47,6 +47,7 @@ std::string describe(const Hosted& memory, uint64_t change) {
                   {"name", memory.name},
                   {"change", change}};
   if (memory.foreign) message["foreign"] = true;
+  if (memory.sealed) message["sealed"] = true;
   return dump(message);
 }
 
@@ -99,6 +100,12 @@ void Daemon::ready(uint32_t generation, bool opened) {
 }
 
 void Daemon::opened(uint64_t device_bytes) { send(dump({{"type", "opened"}, {"device_bytes", device_bytes}})); }
+
+void Daemon::joining(bool joining) {
+  const std::lock_guard lock(mutex_);
+  joining_ = joining;
+  send(dump({{"type", "joining"}, {"joining", joining}}));
+}
 
 void Daemon::meet(const std::string& meeting, uint32_t rank, uint32_t ranks, const std::string& offer, const std::string& answer) {
   send(dump({{"type", "meet"}, {"meeting", meeting}, {"rank", rank}, {"ranks", ranks}, {"offer", offer}, {"answer", answer}}));
@@ -273,6 +280,7 @@ void Daemon::announce(const Job& job, const std::string& device, uint32_t genera
              {"client_pid", job.client_pid()},
              {"generation", generation},
              {"opened", opened},
+             {"joining", joining_},
              {"quota_slots", job.quota_slots()},
              {"changes", changes_ ? changes_->load() : 0},
              {"takes_output", true},
@@ -344,14 +352,23 @@ void Daemon::suspend_progress(uint64_t done_bytes, uint64_t total_bytes) {
   send(dump({{"type", "suspend_progress"}, {"done_bytes", done_bytes}, {"total_bytes", total_bytes}}));
 }
 
-void Daemon::snapshot_slab(uint64_t number, uint32_t ordinal, uint64_t address, uint64_t bytes, int fd) {
+void Daemon::snapshot_slab(uint64_t number, uint32_t ordinal, uint64_t address, uint64_t bytes, bool rounded, int fd) {
   const bool known = fd < 0;
-  send(dump({{"type", "snapshot_slab"}, {"number", number}, {"ordinal", ordinal}, {"address", address}, {"bytes", bytes}, {"known", known}}),
+  send(dump({{"type", "snapshot_slab"}, {"number", number}, {"ordinal", ordinal}, {"address", address}, {"bytes", bytes}, {"known", known},
+             {"rounded", rounded}}),
        std::span(&fd, known ? 0 : 1));
 }
 
-void Daemon::snapshot_copied(uint64_t number, uint64_t bytes, double ms, int fd) {
-  send(dump({{"type", "snapshot_copied"}, {"number", number}, {"bytes", bytes}, {"ms", ms}}), std::span(&fd, 1));
+void Daemon::snapshot_copied(uint64_t number, uint64_t bytes, double ms, const RoundedByType& rounded, int fd) {
+  constexpr std::array<const char*, journal::kNumberTypes> kNames = {"float16", "bfloat16", "float32", "float64"};
+  Json types = Json::array();
+  for (size_t type = 0; type < rounded.size(); ++type) {
+    const RoundedNumbers& its = rounded[type];
+    if (its.ranges == 0) continue;
+    types.push_back({{"type", kNames[type]}, {"ranges", its.ranges}, {"bytes", its.bytes}, {"changed", its.changed},
+                     {"largest_relative", its.largest_relative}, {"largest_absolute", its.largest_absolute}});
+  }
+  send(dump({{"type", "snapshot_copied"}, {"number", number}, {"bytes", bytes}, {"ms", ms}, {"rounded", types}}), std::span(&fd, 1));
 }
 
 void Daemon::snapshot_not_copied(uint64_t number, std::string_view why) {

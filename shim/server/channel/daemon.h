@@ -11,6 +11,7 @@
 // the executor is paused.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <map>
@@ -21,6 +22,7 @@
 #include <string_view>
 
 #include "ipc/fd.h"
+#include "journal/numbers.h"
 #include "server/channel/hosted.h"
 
 namespace xmig::server {
@@ -52,6 +54,14 @@ struct RoundReport {
   uint64_t total_bytes = 0, copied_bytes = 0, settled_bytes = 0, differing_bytes = 0;
   double ms = 0, loading_ms = 0;
 };
+
+// What a lossy copy has done with the named numbers of one type: so many `ranges` of so many `bytes`, of which so many numbers have
+// changed. Errors are of numbers, the relative one against what the number was.
+struct RoundedNumbers {
+  uint64_t ranges = 0, bytes = 0, changed = 0;
+  double largest_relative = 0, largest_absolute = 0;
+};
+using RoundedByType = std::array<RoundedNumbers, journal::kNumberTypes>;
 
 struct ReplayReport {
   uint64_t records = 0, compared = 0, differing = 0;
@@ -85,6 +95,8 @@ class Daemon {
   // `opened`: of its devices; otherwise opened() follows when they are.
   void ready(uint32_t generation, bool opened);
   void opened(uint64_t device_bytes);
+  // Communicators of its process are being made, or no longer.
+  void joining(bool joining);
   void preloaded(const PreloadReport& report);
   // `why` it is not; empty: it is, and takes so many bytes of the devices, about.
   void communicator_prepared(uint64_t attempt, uint64_t device_bytes, std::string_view why);
@@ -144,8 +156,8 @@ class Daemon {
   void suspend_failed(std::string_view text);
   // Of a snapshot's content that was copied to memory of its own: each piece of that, then the file that names them. Or why not.
   // Without a descriptor: it has only what the daemon knows.
-  void snapshot_slab(uint64_t number, uint32_t ordinal, uint64_t address, uint64_t bytes, int fd);
-  void snapshot_copied(uint64_t number, uint64_t bytes, double ms, int fd);
+  void snapshot_slab(uint64_t number, uint32_t ordinal, uint64_t address, uint64_t bytes, bool rounded, int fd);
+  void snapshot_copied(uint64_t number, uint64_t bytes, double ms, const RoundedByType& rounded, int fd);
   void snapshot_not_copied(uint64_t number, std::string_view why);
   void resume_failed(std::string_view code, std::string_view text);
 
@@ -160,6 +172,7 @@ class Daemon {
   ipc::UniqueFd backlog_;                     // guarded by mutex_
   std::map<uint64_t, uint64_t> unheard_;      // guarded by mutex_: bytes of memory that came while there was no daemon
   uint64_t held_for_nothing_ = 0;             // guarded by mutex_: bytes of it that were given up again
+  bool joining_ = false;  // guarded by mutex_; the next daemon wants to know, too
   bool broken_ = false;   // guarded by mutex_: the daemon does not read; the control thread will notice
 };
 

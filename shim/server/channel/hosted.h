@@ -42,6 +42,7 @@ struct Hosted {
   std::string name;
   ipc::UniqueFd fd;
   bool mapped = false;   // it is plain, and at its address all the same, for the processor only
+  bool sealed = false;   // a checkpoint has it, too: it is read, and never written
   bool foreign = false;  // shadow of the device that the job was on before: it goes with this server's first own snapshot
 
   // The daemon gives it back by name: one of these, or `file:` and the file's name.

@@ -305,6 +305,7 @@ std::optional<Hosted> read_hosted(Fields& fields, std::vector<ipc::UniqueFd>& fd
   fields.unsigned_number("bytes", memory.bytes);
   if (fields.has("name")) fields.string("name", memory.name, 255);
   if (fields.has("foreign")) fields.boolean("foreign", memory.foreign);
+  if (fields.has("sealed")) fields.boolean("sealed", memory.sealed);
   if (memory.ordinal >= static_cast<int>(journal::kMaxDevices)) fields.fail("ordinal is too large");
   if (fds.size() != 1) fields.fail("memory comes with 1 descriptor");
   if (!fields.finished()) return std::nullopt;
@@ -480,6 +481,10 @@ Result<Request> parse_request(std::span<const std::byte> message, std::vector<ip
     request = read_prepare_suspend(fields, fds);
   } else if (type == "suspend") {
     if (fields.finished()) request = Suspend{};
+  } else if (type == "open") {
+    OpenDevices open;
+    fields.unsigned_number("devices", open.devices);
+    if (fields.finished()) request = open;
   } else if (type == "preload") {
     if (fds.size() != 2) fields.fail("preload comes with 2 descriptors");
     if (fields.finished()) request = LoadAhead{{std::move(fds[0]), std::move(fds[1])}};
@@ -513,6 +518,7 @@ Result<Request> parse_request(std::span<const std::byte> message, std::vector<ip
     CopySnapshot copy;
     fields.unsigned_number("number", copy.number);
     if (fields.has("since")) fields.unsigned_number("since", copy.since);
+    if (fields.has("keep_bits")) fields.unsigned_number("keep_bits", copy.keep_bits);
     if (fields.finished()) request = std::move(copy);
   } else if (type == "forget_snapshot_copy") {
     if (fields.finished()) request = ForgetSnapshotCopy{};
@@ -564,6 +570,7 @@ Result<Request> parse_request(std::span<const std::byte> message, std::vector<ip
     request = read_read_chunks(fields, fds);
   } else if (type == "copy_unique") {
     CopyUnique copy;
+    fields.unsigned_number("snapshot", copy.snapshot);
     fields.unsigned_number("bytes", copy.bytes);
     if (fds.size() > 1) fields.fail("copy_unique comes with a descriptor of hashes, or with none");
     if (fds.size() == 1) copy.elsewhere = std::move(fds[0]);

@@ -118,6 +118,10 @@ struct PrepareSuspend {
   std::vector<ipc::UniqueFd> room;  // kHost: what came before it
 };
 struct Suspend {};
+// To a standby: a bit for each device that the process uses by now.
+struct OpenDevices {
+  uint64_t devices = 0;
+};
 // To a standby: load what these snapshots of the process have that it may get.
 using SnapshotFiles = std::array<ipc::UniqueFd, 2>;
 struct LoadAhead {
@@ -145,6 +149,7 @@ struct Pause {
 struct CopySnapshot {
   uint64_t number = 0;
   uint64_t since = 0;  // a snapshot of this server whose content the daemon has; 0: none
+  uint32_t keep_bits = 0;  // of the mantissas of named numbers (rounding.h); 0: all, the copy is exact
   std::vector<ipc::UniqueFd> room;
 };
 struct ForgetSnapshotCopy {};
@@ -234,7 +239,9 @@ struct ReadChunks {
 };
 // After a snapshot of all ranks, those of this node on other devices having been named (ReplicaRank): copy what they do not have to host
 // memory, if it is not more than this (snapshot/host_copies.h). `elsewhere`: hashes of what ranks of other nodes have; none: of nothing.
+// `snapshot`: that what the others have was compared with. Of a newer one nothing is known.
 struct CopyUnique {
+  uint64_t snapshot = 0;
   uint64_t bytes = 0;
   ipc::UniqueFd elsewhere;
 };
@@ -253,7 +260,7 @@ struct Stop {
 };
 
 using Request = std::variant<Assign, MemoryAdd, MemoryDrop, Go, Enter, Inject, TakeSnapshot, Round, Handover, Take, Room,
-                             PrepareSuspend, Suspend, AbortSuspend, LoadAhead, PrepareCommunicator, ForgetCommunicator,
+                             PrepareSuspend, Suspend, AbortSuspend, OpenDevices, LoadAhead, PrepareCommunicator, ForgetCommunicator,
                              MemoryGivenUp, Pause, CopySnapshot, ForgetSnapshotCopy, Rebind, Continue, Output,
                              Backlog, Met, GroupStop, GroupHold, GroupTake, GroupContinue, CommunicatorLost, ReplicaRank, ReplicaMemory,
                              ReplicasNamed, ChunksBrought, ReadChunks, CopyUnique, Profile, Trace, EndTrace, Share, Stop>;

@@ -34,10 +34,16 @@ bool FirstRecord::wait() {
   return (wanted_.fetch_and(~uint32_t{kRequested}) & kGivenUp) == 0;
 }
 
+uint64_t FirstRecord::devices() {
+  const journal::RecordHeader* const record = first();
+  return record && record->ordinal < journal::kMaxDevices ? uint64_t{1} << record->ordinal : 0;
+}
+
 bool FirstRecord::refuse(int error) {
-  Replies replies(&job_);
+  Replies replies(job_);
+  const uint64_t device = devices();
   while (journal::RecordHeader* const record = first()) {
-    if (position_ >= seen_) break;
+    if (position_ >= seen_ || devices() != device) break;
     if (!waits_for_devices(*record)) return false;
     replies.give({.shared = record, .result = static_cast<uint32_t>(error)});
   }

@@ -19,7 +19,10 @@ class FirstRecord {
 
   // Until the devices have to be open. False: give_up() was called. One thread waits, and refuses.
   bool wait();
-  // Everybody who waited for the devices when wait() returned gets this error; whoever came later has not been tried for. False: there is
+  // A bit for each device that the record which ended the wait is about; 0: there is no record.
+  uint64_t devices();
+  // Everybody who waited for this device when wait() returned gets this error, but nobody behind who waits for another one; whoever came
+  // later has not been tried for. False: there is
   // a record that does more than wait.
   bool refuse(int error);
 

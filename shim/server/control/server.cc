@@ -20,6 +20,8 @@ namespace {
 constexpr int kReconnectMs = 200;
 constexpr int kLostExit = 1;
 
+bool is_mps_client() { return ::getenv("CUDA_MPS_PIPE_DIRECTORY") != nullptr; }
+
 uint32_t peer_pid(int socket) {
   ucred credentials{};
   socklen_t length = sizeof(credentials);
@@ -54,24 +56,60 @@ Server::Server(Options options, std::unique_ptr<device::Device> device)
       injector_(*device_, daemon_, faults_),
       preload_(*device_, contexts_, log_),
       prepared_(*device_, contexts_, meetings_, daemon_, log_),
-      physical_(*device_, daemon_, log_) {}
+      physical_(*device_, daemon_, log_) {
+  contexts_.hear([this](uint32_t ordinal) { opened_another(ordinal); });
+}
 
-Server::~Server() {
+Server::~Server() { leave(); }
+
+// The executor's thread comes to its end.
+void Server::leave() {
+  if (!thread_.joinable()) return;
   entry_.give_up();
-  if (first_record_) first_record_->give_up();
   {
-    const std::lock_guard lock(opening_mutex_);
-    if (executing_ || !first_record_) {
-      if (executor_) executor_->stop();
-    }
+    const std::lock_guard lock(steps_mutex_);
+    leaves_ = true;
+    steps_changed_.notify_one();
   }
-  if (thread_.joinable()) thread_.join();
+  {
+    std::unique_lock lock(opening_mutex_);
+    if (first_record_) {
+      first_record_->give_up();
+      opening_changed_.wait(lock, [this] { return executing_ || left_late_; });
+    }
+    if (executor_) executor_->stop();
+  }
+  thread_.join();
 }
 
 int Server::run(uint64_t started) {
-  const int status = live(started);
+  int status = live(started);
+  if (status == 0 && is_mps_client() && !settle()) status = kLostExit;
   daemon_.hang_up();
   return status;
+}
+
+// A client of MPS: nothing is promised of the others when one ends whose kernels run. False: perhaps some still do, and the daemon
+// sees it by the exit code. What never ends is ended by the daemon.
+bool Server::settle() {
+  leave();
+  return rests();
+}
+
+bool Server::rests() {
+  for (uint32_t ordinal = 0; ordinal < contexts_.count(); ++ordinal) {
+    if (!contexts_.is_open(ordinal)) continue;
+    contexts_.use(ordinal);
+    if (device_->driver().cuCtxSynchronize() != CUDA_SUCCESS) return false;
+  }
+  return true;
+}
+
+// It has not got the process, and says why not. What it has copied is over when it exits.
+void Server::end_idle() {
+  const bool harmless = is_mps_client() && rests();
+  daemon_.hang_up();
+  ::_exit(harmless ? 0 : kLostExit);
 }
 
 int Server::live(uint64_t started) {
@@ -81,11 +119,9 @@ int Server::live(uint64_t started) {
     daemon_.unavailable(device_->number_of(started), "the device's driver does not start: " + device_->text(started));
     return kLostExit;
   }
-  if (!options_.open_late) {
-    if (const Result<> opened = open(); !opened) {
-      daemon_.unavailable(opened.error().number, opened.why());
-      return kLostExit;
-    }
+  if (const Result<> opened = open(options_.open); !opened) {
+    daemon_.unavailable(opened.error().number, opened.why());
+    return kLostExit;
   }
   daemon_.hello(options_.device(), static_cast<double>(now_ns() - started) / 1e6, device_->own_bytes());
   while (true) {
@@ -153,15 +189,30 @@ void Server::announce(ipc::UniqueFd socket) {
   daemon_.announced();
 }
 
-// The error has the number that a program would get natively.
-Result<> Server::open() {
+// Those of the bits. The error has the number that a program would get natively.
+Result<> Server::open(uint64_t ordinals) {
   try {
-    const Status opened = contexts_.open();
+    const Status opened = contexts_.open_all(ordinals);
     if (opened) return {};
     return Error{"no context on device " + options_.device() + ": " + device_->text(opened), "failed", device_->number_of(opened)};
   } catch (const device::Unavailable& error) {
     return Error{error.what(), "failed", error.error()};
   }
+}
+
+// By whichever thread that was. A server that gets the job later opens it, too, and so does a standby now.
+void Server::opened_another(uint32_t ordinal) {
+  log_(Level::kInfo, "a context was opened on device " + std::to_string(ordinal) + " of the program's");
+  if (!job_) return;
+  job_->header().devices_open.fetch_or(contexts_.opened());
+  if (reports_openings_) daemon_.opened(device_->own_bytes());
+}
+
+// The devices that the job uses, a bit each. Something is executed in any case: somewhere.
+uint64_t Server::devices_of_job(uint64_t more) const {
+  const uint64_t there = (uint64_t{1} << contexts_.count()) - 1;
+  const uint64_t used = (job_->header().devices_open.load() | more) & there;
+  return used != 0 ? used : 1;
 }
 
 std::optional<int> Server::handle(Request request) {
@@ -202,8 +253,8 @@ std::optional<int> Server::operator()(Assign& request) {
   }
   // Only who begins with an empty journal, or perhaps with one, may wait for its first record.
   const bool may_wait = assignment_->mode == AssignMode::kFresh || (assignment_->mode == AssignMode::kRecover && !assignment_->ahead);
-  if (!contexts_.opened() && !may_wait) {
-    if (const Result<> opened = open(); !opened) {
+  if (contexts_.opened() != 0 || !may_wait) {
+    if (const Result<> opened = open(devices_of_job()); !opened) {
       log_(Level::kError, opened.why());
       return kLostExit;
     }
@@ -240,6 +291,7 @@ void Server::enter_job() {
   journal::JournalHeader& header = job_->header();
   header.server_pid.store(static_cast<uint32_t>(::getpid()));
   header.generation.fetch_add(1);
+  header.devices_open.fetch_or(contexts_.opened());
   header.memory_changes.fetch_add(1);
   daemon_.count_changes(header.memory_changes);
 }
@@ -252,19 +304,27 @@ bool Server::watch_client() {
 
 void Server::make_executor() {
   device_->wake();
-  contexts_.use(0);
+  contexts_.use(contexts_.home());
   const Limits limits{assignment_->snapshot_cost, assignment_->hang_timeout, assignment_->stall_bound, assignment_->copies_on_host};
   executor_ = std::make_unique<Executor>(services(), *device_, preload_, prepared_, physical_, limits);
 }
 
 void Server::begin() {
   begun_ = true;
-  if (!contexts_.opened()) {
+  if (contexts_.opened() == 0) {
     first_record_.emplace(*job_);
   } else if (!executor_) {
     make_executor();
   }
-  thread_ = std::thread([this, given = std::move(given_)]() mutable { serve(std::move(given)); });
+  thread_ = std::thread([this, given = std::move(given_)]() mutable {
+    try {
+      serve(std::move(given));
+    } catch (const device::Unavailable& error) {  // a device that the program begins to use
+      log_(Level::kError, error.what());
+      daemon_.hang_up();
+      ::_exit(kLostExit);
+    }
+  });
 }
 
 // The executor's thread.
@@ -272,7 +332,12 @@ void Server::serve(std::vector<Hosted> given) {
   if (assignment_->mode == AssignMode::kFresh) {
     if (const Result<> prepared = Executor::prepare_journal(services(), *device_); !prepared) lose(prepared.error());
   }
-  if (first_record_ && !open_late()) return;
+  if (first_record_ && !open_late()) {
+    const std::lock_guard lock(opening_mutex_);
+    left_late_ = true;
+    opening_changed_.notify_all();
+    return;
+  }
   if (const Result<> started = start(std::move(given)); !started) {
     if (!entry_.is_open() || started.error().code == kInterrupted) give_back(started.why());
     lose(started.error());
@@ -284,6 +349,7 @@ void Server::serve(std::vector<Hosted> given) {
     daemon_.opened(device_->own_bytes());
     opening_changed_.notify_all();
   }
+  reports_openings_ = true;
   if (assignment_->hold) executor_->hold();
   if (const Result<> ended = executor_->run(); !ended) lose(ended.error());
 }
@@ -300,7 +366,7 @@ bool Server::open_late() {
   }
   serving_ = true;
   while (first_record_->wait()) {
-    const Result<> opened = open();
+    const Result<> opened = open(devices_of_job(first_record_->devices()));
     if (opened) {
       make_executor();
       return true;
@@ -329,7 +395,7 @@ bool Server::executes() {
   const uint32_t failed = failed_openings_;
   if (!executing_) first_record_->request();
   opening_changed_.wait(lock, [&] { return executing_ || failed_openings_ != failed; });
-  if (executing_) contexts_.use(0);
+  if (executing_) contexts_.use(contexts_.home());
   return executing_;
 }
 
@@ -345,8 +411,7 @@ Result<> Server::start(std::vector<Hosted> given) {
       // Nothing has changed: the process is where it was.
       job_->header().server_pid.store(0);
       daemon_.resume_failed(resumed.error().code, resumed.why());
-      daemon_.hang_up();
-      ::_exit(kLostExit);
+      end_idle();
     }
     default: return executor_->recover(std::move(given), *assignment_, entry_);
   }
@@ -368,16 +433,25 @@ void Server::give_back(const std::string& why) {
 }
 
 std::optional<int> Server::operator()(LoadAhead& request) {
-  if (assignment_ || !contexts_.opened()) return std::nullopt;
+  if (assignment_ || contexts_.opened() == 0) return std::nullopt;
   if (const std::optional<SnapshotContent> newest = newest_of(request.snapshots)) preload_.want(*newest);
   if (!preload_.pending()) daemon_.preloaded(preload_.report());
   return std::nullopt;
 }
 
+// A standby is informed of what its process uses.
+std::optional<int> Server::operator()(OpenDevices& request) {
+  if (assignment_) return std::nullopt;
+  const Result<> opened = open(request.devices);
+  if (opened) return std::nullopt;
+  log_(Level::kWarning, opened.why());
+  return kLostExit;
+}
+
 // A standby's, or that of a server which has the process.
 std::optional<int> Server::operator()(PrepareCommunicator& request) {
   const std::optional<SnapshotContent> newest = newest_of(request.snapshots);
-  if (!newest || !contexts_.opened()) {
+  if (!newest || contexts_.opened() == 0) {
     daemon_.communicator_prepared(request.attempt, 0, "there is no snapshot yet, or no open device");
   } else {
     prepared_.prepare(request.attempt, request.name, *newest);
@@ -404,7 +478,7 @@ void Server::load_further() {
 void Server::map_ahead(Hosted memory) {
   if (memory.kind == HostedKind::kImage) {
     preload_.add(memory);
-  } else if (contexts_.opened() && static_cast<uint32_t>(memory.ordinal) < contexts_.count()) {
+  } else if (contexts_.opened() != 0 && static_cast<uint32_t>(memory.ordinal) < contexts_.count()) {
     contexts_.use(static_cast<uint32_t>(memory.ordinal));
     physical_.map_ahead(std::move(memory), contexts_.count());
   }
@@ -548,14 +622,14 @@ std::optional<int> Server::operator()(ReadChunks& request) {
 
 std::optional<int> Server::operator()(CopyUnique& request) {
   std::vector<ReplicaSource> others = replica_sources_.take();
-  if (is_executing()) executor_->host_copies().make(std::move(others), std::move(request.elsewhere), request.bytes);
+  if (is_executing()) executor_->host_copies().make(std::move(others), std::move(request));
   return std::nullopt;
 }
 
 std::optional<int> Server::operator()(CopySnapshot& request) {
   request.room = std::exchange(room_, {});
   if (is_executing()) {
-    executor_->snapshot_copy().make(request.number, request.since, std::move(request.room));
+    executor_->snapshot_copy().make(request.number, request.since, request.keep_bits, std::move(request.room));
   } else {
     daemon_.snapshot_not_copied(request.number, "the job has not begun, or is being recovered");
   }

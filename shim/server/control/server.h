@@ -43,6 +43,10 @@ class Server {
 
  private:
   int live(uint64_t started);
+  void leave();
+  bool settle();
+  bool rests();
+  [[noreturn]] void end_idle();
   // Each returns an exit status when the server is to end.
   std::optional<int> listen();
   std::optional<int> reconnect();
@@ -61,6 +65,7 @@ class Server {
   std::optional<int> operator()(PrepareSuspend& request);
   std::optional<int> operator()(Suspend& request);
   std::optional<int> operator()(AbortSuspend& request);
+  std::optional<int> operator()(OpenDevices& request);
   std::optional<int> operator()(LoadAhead& request);
   std::optional<int> operator()(PrepareCommunicator& request);
   std::optional<int> operator()(ForgetCommunicator& request);
@@ -99,7 +104,9 @@ class Server {
   bool waits_to_enter() const;
   void enter();
   void enter_job();
-  Result<> open();
+  Result<> open(uint64_t ordinals);
+  void opened_another(uint32_t ordinal);
+  uint64_t devices_of_job(uint64_t more = 0) const;
   Services services() { return {*device_, contexts_, daemon_, log_, faults_, injector_, *job_, meetings_, membership_, replica_sources_, standby_memory_, profiling_, sharing_}; }
   void make_executor();
   void begin();
@@ -147,14 +154,17 @@ class Server {
   std::mutex opening_mutex_;
   std::condition_variable opening_changed_;
   bool executing_ = false;        // guarded by opening_mutex_; with first_record_: executor_ is everybody's
+  bool left_late_ = false;        // guarded by opening_mutex_; with first_record_: there will be no executor
   uint32_t failed_openings_ = 0;  // guarded by opening_mutex_
   std::unique_ptr<Executor> executor_;
   std::thread thread_;
   std::atomic<bool> serving_{false};  // the job's state is complete: a new daemon can be informed of it
+  std::atomic<bool> reports_openings_{false};  // the daemon knows that there are contexts
   bool begun_ = false;                // the job is this server's
   std::mutex steps_mutex_;
   std::condition_variable steps_changed_;
   std::deque<Step> steps_;  // guarded by steps_mutex_
+  bool leaves_ = false;     // guarded by steps_mutex_
   bool pausing_ = false;  // the program may end in order to be restored elsewhere
 };
 

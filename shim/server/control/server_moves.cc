@@ -20,7 +20,16 @@ constexpr const char* kNotOpen = "the job's devices cannot be opened; its log sa
 
 void Server::begin_move() {
   make_executor();
-  thread_ = std::thread([this] { move(); });
+  thread_ = std::thread([this] {
+    try {
+      move();
+    } catch (const device::Unavailable& error) {  // a device that the program has begun to use meanwhile, or begins to use
+      log_(Level::kError, error.what());
+      if (!serving_) daemon_.move_failed("failed", error.what());
+      daemon_.hang_up();
+      ::_exit(kFailedExit);
+    }
+  });
 }
 
 std::optional<int> Server::add_step(Step step) {
@@ -41,7 +50,8 @@ void Server::move() {
   bool taken = false;
   while (made && !taken) {
     std::unique_lock lock(steps_mutex_);
-    steps_changed_.wait(lock, [&] { return !steps_.empty(); });
+    steps_changed_.wait(lock, [&] { return leaves_ || !steps_.empty(); });
+    if (leaves_) return;
     Step step = std::move(steps_.front());
     steps_.pop_front();
     lock.unlock();
@@ -50,10 +60,9 @@ void Server::move() {
   }
   if (!made) {
     daemon_.move_failed(made.error().code, made.why());
-    daemon_.hang_up();
-    ::_exit(kFailedExit);
+    end_idle();
   }
-  serving_ = true;
+  serving_ = reports_openings_ = true;
   if (const Result<> ended = executor_->run(); !ended) lose(ended.error());
 }
 
@@ -62,6 +71,7 @@ Result<> Server::make_step(Step& step) {
   if (auto* const add = std::get_if<MemoryAdd>(&step)) return incoming.import(std::move(add->memory));
   if (const auto* const round = std::get_if<Round>(&step)) return incoming.round(round->number, round->snapshot);
   if (const auto* const take = std::get_if<Take>(&step)) {
+    if (Result<> opened = open(devices_of_job()); !opened) return opened;  // and those that the program has begun to use meanwhile
     enter_job();
     prepared_.use(take->communicators);
     return executor_->take(take->snapshot);

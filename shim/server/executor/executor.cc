@@ -77,6 +77,8 @@ bool Executor::keeps_books(Op op) {
     case Op::xmFree:
     case Op::xmDiscard:
     case Op::xmReuse:
+    case Op::xmNameNumbers:
+    case Op::xmForgetNumbers:
     case Op::xmShrink:
     case Op::xmUnpin:
     case Op::xmImage:
@@ -137,7 +139,7 @@ Executor::Executor(const Services& services, device::Device& device, ModulePrelo
     }
   }
   if (limits.copies_on_host) memory_.copy_log.keep_on_host();
-  contexts_.use(0);
+  contexts_.use(contexts_.home());
   register_shared();
 }
 
@@ -264,7 +266,7 @@ Result<> Executor::run() {
     if (idle_since == 0) idle_since = now;
     look_for_rest(now);
     if (now - looked_at_ >= kLookEvery) look_at_device(now);
-    const bool soon = stands() || waits_.at_barrier();  // until the device is done, which nobody announces
+    const bool soon = stands() || waits_.at_barrier(current_.position);  // until the device is done, which nobody announces
     if (!turns_.holds() && now - idle_since < (soon || waits_.watching() ? watch : spin) && journal::spinning_helps()) {
       const bool records_only = !soon && !waits_.watching();
       if (++looks % (records_only ? 4 : 32) == 0) ::sched_yield();  // as in journal::spin_until
@@ -298,7 +300,7 @@ uint32_t Executor::hear(journal::JournalHeader& header) {
 // Beside the program's thread, which cannot run meanwhile. Is this thread to sleep at once, whatever else it would look at
 // between two batches? Who waits for the device gives way as well.
 bool Executor::gives_way() {
-  const bool waits = waits_.watching() || waits_.at_barrier();
+  const bool waits = waits_.watching() || waits_.at_barrier(current_.position);
   if (stands() || schedule_.snapshot_now() || interrupts_.pending() != 0 ||
       (waits && now_ns() - heard_at_ > kLongestWaitBeside)) {
     placement_.leave();
@@ -363,7 +365,7 @@ bool Executor::execute_batch() {
     return true;
   }
   for (uint32_t i = 0; i < kBatch && current_.position != tail; ++i) {
-    if (waits_.at_barrier() && !pass_barrier()) return i != 0;
+    if (waits_.at_barrier(current_.position) && !pass_barrier()) return i != 0;
     if (!load_next(tail)) return true;
     if (group_.under_way() && stop_in_front_of(op_of(current_.record), now_ns())) [[unlikely]] break;
     if (turns_.is_best_effort() && is_kernel(op_of(current_.record)) && !is_its_turn()) [[unlikely]] {
@@ -382,12 +384,12 @@ bool Executor::execute_batch() {
 
 bool Executor::pass_barrier() {
   waits_.poll();
-  if (waits_.at_barrier() && handlers_.outside.values) {
+  if (waits_.at_barrier(current_.position) && handlers_.outside.values) {
     const uint64_t now = now_ns();
     if (barrier_since_ == 0) barrier_since_ = now;
     if (now - barrier_since_ >= kBarrierPatience) waits_.lift_barriers();
   }
-  if (waits_.at_barrier()) return false;
+  if (waits_.at_barrier(current_.position)) return false;
   barrier_since_ = 0;
   return true;
 }
@@ -415,7 +417,10 @@ void Executor::look_at_neighbours(bool worked) {
 bool Executor::load_next(uint64_t tail) {
   const char* why = nullptr;
   std::byte* const at = job_.journal().at(current_.position);
-  if (current_.record.load(at, tail - current_.position, current_.sequence + 1, contexts_.count(), why)) return true;
+  if (current_.record.load(at, tail - current_.position, current_.sequence + 1, contexts_.count(), why)) {
+    current_.record.lies_at(current_.position);
+    return true;
+  }
   current_.garbage(why);
   return false;
 }
@@ -433,7 +438,7 @@ void Executor::execute_injected() {
   contexts_.use(last_ordinal);
   working_.add(last, last_ordinal);
   injector_.at_record(sequence, {last, last_ordinal}, [this](uint64_t address) { return memory_.live.contains(address, 1); });
-  contexts_.use(current_.record.header().ordinal);
+  use_context();
   std::optional<Injector::Beside> beside;
   if (const auto [point, stream] = work().value_or(std::pair(device::InjectPoint::kRecord, CUstream{}));
       point != device::InjectPoint::kRecord) {
@@ -471,13 +476,12 @@ void Executor::execute() {
   if (replay_.delivers_at(sequence)) [[unlikely]] {
     fail_program(current_.record.header().ordinal, sequence, static_cast<CUresult>(replay_.deliver().error));
   }
-  const uint32_t ordinal = current_.record.header().ordinal;
   const bool careful = replay_.careful_at(sequence);
   if (careful) [[unlikely]] alone_ = settle();
   executing_.store(sequence, std::memory_order_relaxed);
   handlers_.streams.begin();
   if (placement_.bound() && (timing_.traces() || !makes_no_thread(op_of(current_.record)))) [[unlikely]] placement_.leave();
-  contexts_.use(ordinal);
+  use_context();
   device_.set_sequence(sequence);
   const uint64_t began = replay_.running() ? now_ns() : 0;
   if (timing_.on()) timing_.before(current_.record, handlers_.streams, replay_.running() && current_.position < replay_.until());
@@ -500,6 +504,11 @@ void Executor::execute() {
     settle();
     alone_ = false;
   }
+}
+
+// The record's, which is about to be opened where the program has just made it.
+void Executor::use_context() {
+  contexts_.use(op_of(current_.record) == Op::xmOpen ? contexts_.home() : current_.record.header().ordinal);
 }
 
 // Wait until the device has done all that it has: whatever faults then is the record's before. False if it does not end,
@@ -606,7 +615,9 @@ void Executor::dispatch() {
     answer.bytes = current_.record.reply_bytes();
     answer.hash = current_.record.reply_hash();
     replies_.give(answer);
-    if (result != CUDA_SUCCESS && !failing && !current_.record.replied()) [[unlikely]] {
+    // That work is not done yet is an answer, and programs look again and again.
+    const bool failed = result != CUDA_SUCCESS && result != CUDA_ERROR_NOT_READY;
+    if (failed && !failing && !current_.record.replied()) [[unlikely]] {
       log_(Level::kInfo, std::string(current_.record.info().name) + " (record " + std::to_string(header.sequence) +
                              ") is answered with CUDA error " + std::to_string(result));
     }
@@ -657,7 +668,7 @@ void Executor::sleep() {
   if (progress_.unfinished()) limit = std::min(limit, rest_look_at_ > now ? std::min(rest_look_at_ - now, kLookEvery) : kFirstRestLook);
   if (!patient) limit = kPatience;
   if (timing_.waits()) limit = std::min(limit, kPatience);
-  const bool held_up = stands() || waits_.at_barrier() || turns_.holds();
+  const bool held_up = stands() || waits_.at_barrier(current_.position) || turns_.holds();
   if (held_up) limit = kStopPatience;
   if (group_.under_way() && !stands()) limit = std::min(limit, kPatience);
   const uint32_t callers = header.threads[caller_].processor.load(std::memory_order_relaxed);

@@ -131,6 +131,7 @@ class Executor final : public Witness, private Execution {
   bool load_next(uint64_t tail);
   void execute_one();
   void execute_injected();
+  void use_context();
   void execute();
   std::optional<std::pair<device::InjectPoint, CUstream>> work();
   bool settle();
@@ -220,7 +221,7 @@ class Executor final : public Witness, private Execution {
   ProcessMemory memory_;
   Granules granules_;
   Objects objects_;
-  Replies replies_{&job_};
+  Replies replies_{job_};
   Waits waits_;
   Progress progress_;
   Working working_;

@@ -25,6 +25,8 @@ bool changes_objects(Op op) {
     case Op::xmFree:
     case Op::xmDiscard:
     case Op::xmReuse:
+    case Op::xmNameNumbers:
+    case Op::xmForgetNumbers:
     case Op::xmImage:
     case Op::xmImageFile:
     case Op::xmModuleLoad:
@@ -91,7 +93,7 @@ Result<> Executor::execute_objects(uint64_t until) {
     const auto op = static_cast<Op>(header.op);
     const bool failing = errors_.of(header.ordinal) != 0;
     CUresult result = CUDA_SUCCESS;
-    contexts_.use(header.ordinal);
+    use_context();
     handlers_.streams.begin();
     if (op == Op::cuEventRecordWithFlags) {
       result = failing ? CUDA_SUCCESS : handlers_.events.on_cuEventRecordWithFlags(current_.record);

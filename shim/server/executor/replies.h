@@ -7,6 +7,7 @@
 
 #include "journal/futex.h"
 #include "server/channel/daemon.h"
+#include "server/channel/job.h"
 #include "server/records/record.h"
 
 #if defined(__SANITIZE_THREAD__)
@@ -45,7 +46,7 @@ struct Answer {
 
 class Replies {
  public:
-  explicit Replies(void* program) : program_(program) {}
+  explicit Replies(Job& job) : job_(job) {}
 
   // From any thread.
   void give(const Answer& answer) {
@@ -53,7 +54,8 @@ class Replies {
     answer.shared->result = answer.result;
     answer.shared->reply_bytes = answer.bytes;
     answer.shared->reply_hash = answer.hash;
-    before_the_program(program_);
+    answer.shared->answered = journal::tail_mark(job_.header().tail.load(std::memory_order_acquire));
+    before_the_program(&job_);
     const uint32_t before = answer.shared->state.exchange(journal::kReplied, std::memory_order_seq_cst);
     if (before & journal::kWaiter) journal::futex_wake(answer.shared->state);
   }
@@ -69,7 +71,7 @@ class Replies {
   }
 
  private:
-  void* const program_;
+  Job& job_;
   std::atomic<uint64_t> expected_{0};
   mutable std::mutex mutex_;
   ReplayReport report_;  // guarded by mutex_

@@ -117,6 +117,7 @@ bool Executor::nothing_to_snapshot(uint32_t requested) {
 
 bool Executor::device_idle() {
   for (uint32_t ordinal = 0; ordinal < contexts_.count(); ++ordinal) {
+    if (!contexts_.is_open(ordinal)) continue;
     contexts_.use(ordinal);
     if (!handlers_.streams.busy(ordinal).empty()) return false;
   }
@@ -126,6 +127,7 @@ bool Executor::device_idle() {
 void Executor::drain() {
   waits_.hand_over();  // replies do not wait for the rest
   for (uint32_t ordinal = 0; ordinal < contexts_.count(); ++ordinal) {
+    if (!contexts_.is_open(ordinal)) continue;
     contexts_.use(ordinal);
     faults_.check(driver_.cuCtxSynchronize());
   }
@@ -262,7 +264,7 @@ Result<> Executor::unpause(std::optional<Rebind> rebind) {
   if (rebind) {
     journal::JournalHeader& old = job_.header();
     const uint64_t tail = old.tail.load();
-    contexts_.use(0);
+    contexts_.use(contexts_.home());
     unregister_shared();
     placement_.close();
     if (Result<> bound = job_.rebind(std::move(*rebind)); !bound) return bound;

@@ -5,11 +5,13 @@
 // When the executor has nothing else to do it hands those that somebody waits for to waiter threads, which sleep.
 //
 // A barrier is a wait whose end the program knows of already, from the server before this one: it went on from there,
-// perhaps on another stream, and so nothing that follows may be executed before.
+// perhaps on another stream, and so nothing that it has appended since may be executed before. What other threads of it had
+// appended until then may, and has to: among it may be what the wait is for, as another rank's part of a collective.
 #pragma once
 
 #include <cuda.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -30,6 +32,7 @@ namespace xmig::server {
 struct Wait {
   Answer answer;  // to nobody, if there is no record
   bool barrier = false;
+  uint64_t from = 0;  // of a barrier: the position of the first record that it holds
   uint32_t ordinal = 0;
   std::vector<CUstream> streams;  // all that it waits for; empty once armed
   CUevent event = nullptr;        // the program's, likewise
@@ -55,7 +58,12 @@ class Waits {
   // Answer those that are done. True if there were any.
   bool poll();
   bool watching() const { return !watched_.empty(); }
-  bool at_barrier() const { return barriers_ != 0; }
+  // Is the record at this position held?
+  bool at_barrier(uint64_t position) const {
+    return barriers_ != 0 && std::any_of(watched_.begin(), watched_.end(), [&](const auto& wait) {
+      return wait->barrier && wait->from <= position;
+    });
+  }
   // Later records may be what the device waits for: the barriers of now hold no longer.
   void lift_barriers();
   void hand_over();

@@ -11,7 +11,8 @@ Result<> Adoption::adopt(Hosted memory) {
   if (static_cast<uint32_t>(memory.ordinal) >= services_.contexts.count()) {
     return Error{"memory of a device that this server does not have"};
   }
-  services_.contexts.use(static_cast<uint32_t>(memory.ordinal));
+  // An image is a file, of no device: to adopt it opens none.
+  if (memory.kind != HostedKind::kImage) services_.contexts.use(static_cast<uint32_t>(memory.ordinal));
   Status result = foreign ? services_.injector.at_import(++imports_) : Status{};
   if (result) {
     switch (memory.kind) {

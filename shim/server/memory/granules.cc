@@ -87,6 +87,7 @@ void Granules::clear(const std::vector<uint64_t>& granules) {
     faults_.check(device_.clear(address, kGranule, nullptr));
   }
   for (uint32_t ordinal = 0; ordinal < contexts_.count(); ++ordinal) {
+    if (!contexts_.is_open(ordinal)) continue;
     contexts_.use(ordinal);
     faults_.check(device_.synchronize());
   }

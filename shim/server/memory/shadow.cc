@@ -19,7 +19,7 @@ Shadow::Map::iterator Shadow::containing(uint64_t slot) {
 }
 
 void Shadow::note_room(uint64_t address, const Slab& slab) {
-  if (slab.used_count < slab.used.size()) {
+  if (slab.used_count < slab.used.size() && !slab.memory.sealed) {
     with_room_.insert(address);
   } else {
     with_room_.erase(address);
@@ -139,7 +139,7 @@ Shadow::Slab& Shadow::add(Hosted memory) {
   Slab slab;
   slab.used.assign(memory.bytes / kGranule, false);
   slab.memory = std::move(memory);
-  with_room_.insert(address);
+  note_room(address, slab);
   return slabs_.emplace(address, std::move(slab)).first->second;
 }
 
@@ -272,6 +272,11 @@ void Shadow::add_again(std::vector<Hosted> memory, const std::vector<uint64_t>& 
 bool Shadow::is_foreign(uint64_t slot) const {
   const auto it = containing(slot);
   return it != slabs_.end() && it->second.memory.foreign;
+}
+
+bool Shadow::is_sealed(uint64_t slot) const {
+  const auto it = containing(slot);
+  return it != slabs_.end() && it->second.memory.sealed;
 }
 
 bool Shadow::has_foreign() const {

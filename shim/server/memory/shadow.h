@@ -74,6 +74,8 @@ class Shadow {
   // Is it memory of the device that the job was on before?
   bool is_foreign(uint64_t slot) const;
   bool has_foreign() const;
+  // May nothing be written there?
+  bool is_sealed(uint64_t slot) const;
   // Recovery: this slot holds content. False if it is in no slab.
   bool take(uint64_t slot);
 
@@ -104,7 +106,7 @@ class Shadow {
 
   Physical& physical_;
   Map slabs_;
-  std::set<uint64_t> with_room_;  // addresses of slabs that have a free slot
+  std::set<uint64_t> with_room_;  // addresses of slabs that have a free slot, which may be written
   std::map<uint64_t, uint64_t> set_aside_;  // bytes, by address
 };
 

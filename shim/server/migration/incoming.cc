@@ -50,7 +50,7 @@ Result<> Incoming::import(Hosted memory) {
 
 void Incoming::forget(uint64_t id) {
   const std::lock_guard lock(memory_.mutex);
-  services_.contexts.use(0);
+  services_.contexts.use(services_.contexts.home());
   preload_.drop(id);
   if (!memory_.shadow.forget(id)) memory_.images.forget(id);
 }

@@ -127,7 +127,7 @@ class Relocation::Transfer {
   // Beside the copying it would take several times as long.
   void make_buffers() {
     for (uint32_t ordinal = 0; ordinal < services_.contexts.count() && !stopping_; ++ordinal) {
-      granules_.staging_copy().make_ready(ordinal);
+      if (services_.contexts.is_open(ordinal)) granules_.staging_copy().make_ready(ordinal);
     }
   }
 
@@ -144,7 +144,7 @@ class Relocation::Transfer {
     uint64_t sum = 0;
     for (const uint64_t bytes : wanted) sum += bytes;
     if (bytes_hint_ > sum) {
-      wanted[0] += (bytes_hint_ - sum) / kGranule * kGranule;
+      wanted[services_.contexts.home()] += (bytes_hint_ - sum) / kGranule * kGranule;
       sum = bytes_hint_;
     }
     total_ = sum;

@@ -68,6 +68,7 @@ class Record {
   // What a graph's node does, on behalf of the record that brings the graph. The parts outlive this.
   void load_operation(const Record& of, Op op, std::span<const std::byte> arguments, std::span<const std::byte> payload) {
     shared_ = nullptr;
+    position_ = of.position_;
     std::memcpy(static_cast<void*>(&header_), static_cast<const void*>(&of.header_), sizeof(header_));
     header_.op = static_cast<uint16_t>(op);
     header_.payload = static_cast<uint32_t>(payload.size());
@@ -97,6 +98,12 @@ class Record {
   const OpInfo& info() const { return *info_; }
   uint64_t sequence() const { return header_.sequence; }
   bool synchronous() const { return info_->call == CallClass::kSynchronous; }
+  // The program knew, when it appended this one, that what it waits for is done.
+  bool known() const { return (header_.flags & journal::kKnown) != 0; }
+  // In the journal. 0: it is none of it.
+  void lies_at(uint64_t position) { position_ = position; }
+  // Where the journal ended when the program had the answer to this one, or its host function.
+  uint64_t answered_at() const { return journal::marked_tail(position_, header_.answered); }
   // The program has this reply already: execute, compare, write nothing.
   bool replied() const { return replied_; }
   uint32_t state() const { return header_.state.load(std::memory_order_relaxed) & 0xff; }
@@ -134,6 +141,7 @@ class Record {
   journal::RecordHeader header_{};
   std::array<std::byte, kMostArgumentBytes> args_{};
   journal::RecordHeader* shared_ = nullptr;
+  uint64_t position_ = 0;
   const OpInfo* info_ = &kRecordInfos[0];
   std::byte* payload_ = nullptr;
   std::byte* reply_space_ = nullptr;

@@ -195,7 +195,7 @@ Result<> Recovery::adopt(std::vector<Hosted> given) {
   if (const Status reserved = memory_.physical.reserve(services_.contexts.count()); !reserved) {
     return Error{"the device's address ranges cannot be reserved (" + services_.device.text(reserved) + ")"};
   }
-  services_.contexts.use(0);
+  services_.contexts.use(services_.contexts.home());
   const std::lock_guard lock(memory_.mutex);
   memory_.physical.keep_ahead(given);
   for (Hosted& memory : given) {
@@ -349,9 +349,12 @@ Result<> Recovery::replace_differing(const Found& found) {
   if (!brought) return brought.error();
   std::vector<Granules::Move> moves;
   std::vector<ChunkState> replaced;
+  size_t sealed = 0;
   for (const ChunkState& chunk : found.differing) {
     if (std::ranges::find(brought->missing, chunk.address, &ChunkState::address) != brought->missing.end()) {
       moves.emplace_back(chunk.address, chunk.slot);
+    } else if (memory_.shadow.is_sealed(chunk.slot)) {
+      sealed += 1;  // a checkpoint has it, too: the device has what others hold, and the next snapshot copies it elsewhere
     } else {
       moves.emplace_back(chunk.slot, chunk.address);
       replaced.push_back(chunk);
@@ -359,7 +362,7 @@ Result<> Recovery::replace_differing(const Found& found) {
   }
   if (!granules_.copy(moves)) services_.faults.give_up(sequence, "the device could not copy to the shadow");
   snapshots_.replace(replaced);
-  services_.log(Level::kWarning, std::to_string(replaced.size()) + " of " + std::to_string(found.differing.size()) +
+  services_.log(Level::kWarning, std::to_string(replaced.size() + sealed) + " of " + std::to_string(found.differing.size()) +
                                      " chunks that differed from other ranks were replaced with what these hold");
   return {};
 }

@@ -31,7 +31,7 @@ std::vector<uint64_t> hashes_in(const ipc::UniqueFd& file) {
 
 }  // namespace
 
-void HostCopies::make(std::vector<ReplicaSource> others, ipc::UniqueFd elsewhere, uint64_t most_bytes) {
+void HostCopies::make(std::vector<ReplicaSource> others, CopyUnique request) {
   stop();
   stopping_ = false;
   {
@@ -39,7 +39,7 @@ void HostCopies::make(std::vector<ReplicaSource> others, ipc::UniqueFd elsewhere
     memory_.copy_log.keep_on_host();
   }
   try {
-    thread_ = std::thread([this, others = std::move(others), elsewhere = std::move(elsewhere), most_bytes] { run(others, elsewhere, most_bytes); });
+    thread_ = std::thread([this, others = std::move(others), request = std::move(request)] { run(others, request); });
   } catch (const std::system_error&) {
     // No thread to be had: after the next snapshot perhaps.
   }
@@ -50,9 +50,9 @@ void HostCopies::stop() {
   if (thread_.joinable()) thread_.join();
 }
 
-void HostCopies::run(const std::vector<ReplicaSource>& others, const ipc::UniqueFd& elsewhere, uint64_t most_bytes) {
+void HostCopies::run(const std::vector<ReplicaSource>& others, const CopyUnique& request) {
   std::unordered_set<uint64_t> theirs;
-  for (const uint64_t hash : hashes_in(elsewhere)) theirs.insert(hash);
+  for (const uint64_t hash : hashes_in(request.elsewhere)) theirs.insert(hash);
   for (const ReplicaSource& other : others) {
     const std::optional<SnapshotContent> content = newest_of(other.snapshots);
     if (!content) continue;
@@ -61,15 +61,14 @@ void HostCopies::run(const std::vector<ReplicaSource>& others, const ipc::Unique
     }
   }
   Wanted wanted;
-  const uint64_t snapshot = look(theirs, wanted);
-  if (stopping_) return;
+  if (!look(request.snapshot, theirs, wanted) || stopping_) return;
   const uint64_t bytes = wanted.size() * kGranule;
-  const bool fits = bytes <= most_bytes;
+  const bool fits = bytes <= request.bytes;
   release_others_than(fits ? wanted : Wanted{});
-  const bool made = fits && copy(wanted, snapshot);
+  const bool made = fits && copy(wanted, request.snapshot);
   const uint64_t held = copies_.size() * kGranule;
   const uint64_t brought = brought_to_device();
-  services_.daemon.copies_made(snapshot, held, (made ? 0 : bytes - std::min(bytes, held)) + brought, brought);
+  services_.daemon.copies_made(request.snapshot, held, (made ? 0 : bytes - std::min(bytes, held)) + brought, brought);
 }
 
 // What copies from page-locked memory have brought since the snapshot, before they were to bring it to host memory.
@@ -78,16 +77,17 @@ uint64_t HostCopies::brought_to_device() {
   return memory_.copy_log.bytes_on_device();
 }
 
-// The last snapshot's number, and what of it only this device has. What is in host memory anyway needs no copy.
-uint64_t HostCopies::look(const std::unordered_set<uint64_t>& theirs, Wanted& wanted) {
+// What of it only this device has. What is in host memory anyway needs no copy. False: there is a newer one, of which the daemon requests
+// the same when it knows what the others have at it.
+bool HostCopies::look(uint64_t snapshot, const std::unordered_set<uint64_t>& theirs, Wanted& wanted) {
   const auto batch = staging_.begin_batch_unless(stopping_);
-  if (!batch) return 0;
+  if (!batch || snapshots_.number() != snapshot) return false;
   const std::lock_guard lock(memory_.mutex);
   for (const ChunkState& chunk : snapshots_.chunks()) {
     const bool alone = chunk.slot != 0 && !theirs.contains(chunk.hash) && memory_.shadow.on_device(chunk.slot);
     if (alone) wanted.emplace(chunk.hash, chunk.slot);
   }
-  return snapshots_.number();
+  return true;
 }
 
 void HostCopies::release_others_than(const Wanted& wanted) {

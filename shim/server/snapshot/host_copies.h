@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "server/channel/replica_sources.h"
+#include "server/channel/requests.h"
 #include "server/memory/granules.h"
 #include "server/memory/process_memory.h"
 #include "server/services.h"
@@ -33,17 +34,17 @@ class HostCopies {
   ~HostCopies() { stop(); }
   HostCopies(const HostCopies&) = delete;
 
-  // From the control thread. Of the last snapshot, what these ranks do not have, if it fits into so many bytes. `elsewhere`: hashes of what
-  // ranks of other nodes have, if any. What was under way is given up.
-  void make(std::vector<ReplicaSource> others, ipc::UniqueFd elsewhere, uint64_t most_bytes);
+  // From the control thread. Of the requested snapshot, what these ranks do not have; nothing, if it is not the last one any more. What was
+  // under way is given up.
+  void make(std::vector<ReplicaSource> others, CopyUnique request);
   // Nothing is copied any more.
   void stop();
 
  private:
   using Wanted = std::map<uint64_t, uint64_t>;  // slot by hash
 
-  void run(const std::vector<ReplicaSource>& others, const ipc::UniqueFd& elsewhere, uint64_t most_bytes);
-  uint64_t look(const std::unordered_set<uint64_t>& theirs, Wanted& wanted);
+  void run(const std::vector<ReplicaSource>& others, const CopyUnique& request);
+  bool look(uint64_t snapshot, const std::unordered_set<uint64_t>& theirs, Wanted& wanted);
   void release_others_than(const Wanted& wanted);
   uint64_t brought_to_device();
   bool copy(const Wanted& wanted, uint64_t snapshot);

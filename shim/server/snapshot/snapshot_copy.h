@@ -7,6 +7,10 @@
 // Of what the shadow has had since an earlier copy by this server, nothing is copied: it gets places in pieces that have no memory, and the
 // daemon has it (docs/decisions/0068).
 //
+// A lossy copy has the numbers that the program's framework has named with fewer bits (rounding.h). That is done in the copy, behind the
+// program, and the chunk's hash there is that of what the copy holds. Such a chunk is copied each time, and an exact copy never
+// counts on one that may have been rounded (docs/decisions/0096).
+//
 // Slots are filled in place, so the next snapshot waits for the copies: the schedule puts it off, and one that cannot be put off stands
 // still until they are made.
 #pragma once
@@ -17,6 +21,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <unordered_map>
 #include <vector>
 
 #include "ipc/fd.h"
@@ -36,21 +41,35 @@ class SnapshotCopy {
   SnapshotCopy(const SnapshotCopy&) = delete;
 
   // From the control thread. Returns when no other snapshot can come before the copies. `since`: the
-  // snapshot whose copy the daemon has, of this server; 0: none. `room`: empty memory of kPlainBytes each.
-  void make(uint64_t number, uint64_t since, std::vector<ipc::UniqueFd> room);
+  // snapshot whose copy the daemon has, of this server; 0: none. `keep_bits`: of named numbers; 0: it is exact. `room`: empty memory of
+  // kPlainBytes each.
+  void make(uint64_t number, uint64_t since, uint32_t keep_bits, std::vector<ipc::UniqueFd> room);
   // It is given up.
   void stop();
   bool under_way() const { return under_way_; }
 
  private:
-  // Where content is copied to: one descriptor; or none, and the daemon has it all.
+  // The daemon has it already; it is copied; it is, and has numbers that are rounded there.
+  enum Kind : uint8_t { kKnown, kCopied, kRounded, kKinds };
+  // Where content of one kind is copied to: one descriptor; or none, and the daemon has it all.
   struct Slab {
     uint32_t ordinal;
     uint64_t address, bytes;
+    Kind kind;
     ipc::UniqueFd fd;
+  };
+  // Named numbers of one chunk, and where that is in the copy.
+  struct Numbers {
+    size_t chunk;
+    uint64_t offset, bytes;  // in the chunk
+    journal::NumberType type;
+    int to = -1;
+    uint64_t at = 0;
   };
   struct Copies {
     std::vector<uint64_t> slots;  // in the copy, of each chunk of the snapshot; 0: zeros
+    std::vector<Numbers> numbers;  // by chunk
+    RoundedByType rounded{};
     std::vector<Slab> slabs;
     std::vector<StagingCopy::Piece> from_device;
     struct Plain {
@@ -69,22 +88,26 @@ class SnapshotCopy {
     uint64_t left = 0;  // chunks to come
   };
   struct ByDevice {
-    std::array<Filling, journal::kMaxDevices> copied{}, known{};
+    std::array<std::array<Filling, journal::kMaxDevices>, kKinds> filling{};
     std::array<uint64_t, journal::kMaxDevices> end{};  // where the next piece begins; 0: there is none yet
   };
 
-  void run(uint64_t number, uint64_t since, std::vector<ipc::UniqueFd> room);
-  Result<ipc::UniqueFd> copy(uint64_t number, uint64_t since, Copies& copies, std::vector<ipc::UniqueFd> room);
+  void run(uint64_t number, uint64_t since, uint32_t keep_bits, std::vector<ipc::UniqueFd> room);
+  Result<SnapshotContent> copy(uint64_t number, uint64_t since, uint32_t keep_bits, Copies& copies, std::vector<ipc::UniqueFd> room);
+  Result<ipc::UniqueFd> finish(uint32_t keep_bits, Copies& copies, SnapshotContent& content);
+  Result<> find_numbers(const SnapshotContent& content, Copies& copies) const;
   Result<> place(uint64_t since, Copies& copies, std::vector<ipc::UniqueFd> room);
-  static Result<> begin_slab(uint32_t ordinal, bool known, ByDevice& by_device, Copies& copies, std::vector<ipc::UniqueFd>& room);
+  static Result<> begin_slab(uint32_t ordinal, Kind kind, ByDevice& by_device, Copies& copies, std::vector<ipc::UniqueFd>& room);
   Result<> fill(const Copies& copies);
-  Result<ipc::UniqueFd> describe(uint64_t number, const Copies& copies) const;
+  Result<> round(uint32_t keep_bits, Copies& copies, SnapshotContent& content);
+  static Result<ipc::UniqueFd> describe(SnapshotContent& content, const Copies& copies);
 
   const Services services_;
   ProcessMemory& memory_;
   Granules& granules_;
   Staging& staging_;
   const Snapshots& snapshots_;
+  std::unordered_map<uint64_t, uint64_t> rounded_;  // the last snapshot in whose copy this chunk was rounded; the thread's
   std::atomic<bool> under_way_{false}, begun_{false}, stopping_{false};
   std::thread thread_;  // the control thread's
 };

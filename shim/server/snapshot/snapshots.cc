@@ -147,7 +147,7 @@ Result<> Snapshots::place(Draft& draft) {
 // Of a granule that the last snapshot has, too: the slot that it has there, or what was staged for it, or one nearer to the device.
 // Nothing if it needs another, or none.
 Snapshots::Placed Snapshots::keep_or_move(Draft& draft, const ChunkState& old, uint64_t hash, bool zeros) {
-  const bool leaves = zeros || old.slot == 0 || must_leave(old.slot);
+  const bool leaves = zeros || old.slot == 0 || must_leave(old.slot, old.hash != hash);
   const bool returns = !leaves && may_return(old.slot);
   Placed placed;
   if (!zeros && (leaves || returns)) {
@@ -269,21 +269,22 @@ int Snapshots::file_of(const Draft& draft) const { return services_.job.fds().sn
 // What a granule of zeros hashes to. Nothing, if there is no memory in which to find out.
 std::optional<uint64_t> Snapshots::zeros_hash() {
   if (zeros_hash_) return zeros_hash_;
-  const auto slot = memory_.shadow.allocate(0, Place::kDevice, 1, true);  // where kernels reach it in any case
+  const uint32_t home = services_.contexts.home();
+  const auto slot = memory_.shadow.allocate(home, Place::kDevice, 1, true);  // where kernels reach it in any case
   if (!slot) return std::nullopt;
-  services_.contexts.use(0);
+  services_.contexts.use(home);
   services_.faults.check(services_.device.clear(*slot, kGranule, nullptr));
   services_.faults.check(services_.device.synchronize());
   const device::Chunk chunk{*slot, kGranule};
   uint64_t hash = 0;
-  if (services_.device.hash(std::span(&chunk, 1), std::span(&hash, 1), granules_.where(0))) zeros_hash_ = hash;
+  if (services_.device.hash(std::span(&chunk, 1), std::span(&hash, 1), granules_.where(home))) zeros_hash_ = hash;
   memory_.shadow.free(*slot);
   return zeros_hash_;
 }
 
-// May content not stay in this slot?
-bool Snapshots::must_leave(uint64_t slot) const {
-  return (evict_ && memory_.shadow.on_device(slot)) || memory_.shadow.is_foreign(slot) ||
+// May content not stay in this slot, or what differs from it not come there?
+bool Snapshots::must_leave(uint64_t slot, bool differs) const {
+  return (differs && memory_.shadow.is_sealed(slot)) || (evict_ && memory_.shadow.on_device(slot)) || memory_.shadow.is_foreign(slot) ||
          (place_ != Place::kDevice && memory_.shadow.place(slot) != place_);
 }
 
@@ -311,7 +312,7 @@ std::array<uint64_t, journal::kMaxDevices> Snapshots::slots_wanted(const std::ve
   for (size_t i = 0; i < granules.size(); ++i) {
     while (old != chunks_.cend() && old->address < granules[i]) ++old;
     const bool known = old != chunks_.cend() && old->address == granules[i] && old->slot != 0;
-    const bool stays = known && !must_leave(old->slot) && !may_return(old->slot);
+    const bool stays = known && !must_leave(old->slot, old->hash != hashes[i]) && !may_return(old->slot);
     bool differs = false;
     const bool has_one = known && !stays && staging_.prepared(granules[i], hashes[i], place_now(), differs);
     wanted[ordinal_of_device_address(granules[i])] += !stays && !has_one && hashes[i] != zeros_hash_;
@@ -331,7 +332,7 @@ std::vector<bool> Snapshots::likely_changed(const std::vector<uint64_t>& granule
     if (*changed != granules[i]) continue;
     while (old != chunks_.cend() && old->address < granules[i]) ++old;
     likely[i] = old != chunks_.cend() && old->address == granules[i] && old->slot != 0 && memory_.shadow.on_device(old->slot) &&
-                !must_leave(old->slot) && !may_return(old->slot);
+                !must_leave(old->slot, true) && !may_return(old->slot);
   }
   return likely;
 }

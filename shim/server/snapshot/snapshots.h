@@ -147,7 +147,7 @@ class Snapshots {
   bool fill_shadow(std::vector<ChunkState>& chunks, const std::vector<Changed>& changed, uint64_t sequence);
   std::optional<uint64_t> zeros_hash();
   Place place_now() const { return evict_ ? Place::kHost : place_; }
-  bool must_leave(uint64_t slot) const;
+  bool must_leave(uint64_t slot, bool differs) const;
   bool may_return(uint64_t slot) const;
   std::optional<uint64_t> returned(uint32_t ordinal, uint64_t& wanted);
   std::vector<bool> likely_changed(const std::vector<uint64_t>& granules) const;

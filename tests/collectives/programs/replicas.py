@@ -4,7 +4,8 @@ Only collectives change what is equal, so it is at every position at which ranks
 until the test has left `enough`. OWN: so many MiB of each rank are its own, and what it has there goes into the sums of
 all. HOLD: at this step they wait for the file `go`. With LOADER (environment) each step sums what every rank has
 brought from the same page-locked buffer. With BEHIND each step fills all but the first block, some time after its
-collectives: then the ranks are equal only where they have stopped behind the same one."""
+collectives: then the ranks are equal only where they have stopped behind the same one. With ALONE, while they wait,
+each changes what is its own once more, when there is the file `alone`; no collective is between that and the last."""
 
 import ctypes
 import os
@@ -94,6 +95,14 @@ def main() -> None:
         if step == HOLD:
             expect(synchronize(on) == 0, "what comes before the pause")
             there("holds")
+            if os.environ.get("ALONE"):
+                wait_for_file("alone")
+                assert own is not None
+                driver("cuMemsetD32Async", own.address, 77 + RANK, BLOCK, on)
+                expect(synchronize(on) == 0, "what it does alone")
+                for rank, each in enumerate(every):
+                    each[:BLOCK] = 77 + rank
+                there("alone")
             wait_for_file("go")
         block = step * 37 % BLOCKS
         at = model.address + 4 * BLOCK * block

@@ -7,7 +7,7 @@ import os
 
 import workload
 
-parser = workload.arguments(__doc__, steps=3000)
+parser = workload.arguments(__doc__, steps=1500)
 parser.add_argument("--width", type=int, default=512)
 parser.add_argument("--batch", type=int, default=64)
 options = parser.parse_args()

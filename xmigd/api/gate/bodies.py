@@ -8,7 +8,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from xmigd.api.gate.kinds import reads
-from xmigd.errors import TooLarge
+from xmigd.errors import NotHttp, TooLarge
 
 MAX_BODY = 64 << 10  # bytes
 
@@ -27,7 +27,7 @@ class Bodies:
 
 
 async def _read(receive: Receive, headers: Headers) -> bytes:
-    """Raises TooLarge."""
+    """Raises TooLarge, NotHttp."""
     length = headers.get("content-length", "0")
     if length.isdecimal() and int(length) > MAX_BODY:
         raise TooLarge(f"the body has {length} bytes; {MAX_BODY} are enough for every request")
@@ -36,7 +36,7 @@ async def _read(receive: Receive, headers: Headers) -> bytes:
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            break
+            raise NotHttp("the connection ended before the body did")  # what is not whole is not done
         parts.append(message.get("body", b""))
         total += len(parts[-1])
         if total > MAX_BODY:

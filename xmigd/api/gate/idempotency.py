@@ -58,8 +58,8 @@ class Idempotency:
             what = "up to 255 printable characters of ASCII, no spaces"
             raise Invalid(f"Idempotency-Key: {what}", code="bad_idempotency_key")
         request = hashlib.sha256(b"\0".join((method.encode(), path.encode(), body))).hexdigest()
-        row: IdempotencyKey | None = await asyncio.wrap_future(
-            self._writer.submit("keys.claim", lambda session: self._claim(session, caller, key, request))
+        row: IdempotencyKey | None = await self._writer.write(
+            "keys.claim", lambda session: self._claim(session, caller, key, request)
         )
         if row is None:
             self._running.add((caller, key))
@@ -119,7 +119,7 @@ class Idempotency:
             status=answer.status, headers=answer.headers, body=None if secret else answer.body.decode()
         )  # fmt: skip
         try:
-            await asyncio.wrap_future(self._writer.submit("keys.answer", lambda session: session.execute(statement)))
+            await self._writer.write("keys.answer", lambda session: session.execute(statement))
         except Unavailable:
             self._remember(claim, answer)  # it was done, and is answered
         finally:

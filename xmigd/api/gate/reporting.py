@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
+import secrets
 import time
 from typing import Any
-from uuid import uuid4
 
 import structlog
 from starlette.datastructures import Headers, MutableHeaders
@@ -31,7 +31,7 @@ class Reporting:
             await self._app(scope, receive, send)
             return
         given = Headers(scope=scope).get("x-request-id", "")
-        request_id = given if REQUEST_ID.fullmatch(given) else uuid4().hex
+        request_id = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
         state: dict[str, Any] = scope.setdefault("state", {})
         state["request_id"] = request_id
         began = time.perf_counter()
@@ -44,17 +44,18 @@ class Reporting:
                 MutableHeaders(scope=message)["X-Request-Id"] = request_id
             await send(message)
 
-        with structlog.contextvars.bound_contextvars(request=request_id):
-            try:
-                await self._app(scope, receive, sending)
-            except XmigError as error:
-                state["code"] = error.code
-                await problem(error)(scope, receive, sending)
-            except Exception:
-                logger.exception("a request failed inside xmigd")  # it has been answered: problems.on_error
-            finally:
-                seconds = time.perf_counter() - began
-                self._requests.count(scope, status, seconds)
+        structlog.contextvars.bind_contextvars(request=request_id)  # for this task, which ends with the request
+        try:
+            await self._app(scope, receive, sending)
+        except XmigError as error:
+            state["code"] = error.code
+            await problem(error)(scope, receive, sending)
+        except Exception:
+            logger.exception("a request failed inside xmigd")  # it has been answered: problems.on_error
+        finally:
+            seconds = time.perf_counter() - began
+            self._requests.count(scope, status, seconds)
+            if log.debugs():
                 logger.debug(
                     "request", method=scope["method"], path=scope["path"], status=status, ms=round(seconds * 1e3, 1),
                     caller=state["caller"].name if "caller" in state else None, code=state.get("code"),

@@ -54,8 +54,9 @@ void Asides::close() {
     driver_.cuStreamDestroy_v2(aside);
   }
   for (uint32_t ordinal = 0; ordinal < contexts_.count(); ++ordinal) {
+    if (!marks_[ordinal]) continue;
     contexts_.use(ordinal);
-    if (marks_[ordinal]) driver_.cuEventDestroy_v2(marks_[ordinal]);
+    driver_.cuEventDestroy_v2(marks_[ordinal]);
   }
 }
 

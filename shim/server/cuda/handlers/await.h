@@ -13,7 +13,10 @@ namespace xmig::server {
 inline CUresult await(Waits& waits, const Streams& streams, Record& record, std::unique_ptr<Wait> wait) {
   wait->answer = Answer::to(record);
   wait->ordinal = streams.ordinal();
-  wait->barrier |= record.replied();
+  if (record.replied() && !wait->barrier) {
+    wait->barrier = true;
+    wait->from = record.answered_at();
+  }
   record.defer();
   waits.start(std::move(wait));
   return CUDA_SUCCESS;

@@ -131,6 +131,7 @@ Collectives::Making* Collectives::begin(Record& record, uint64_t communicator) {
 }
 
 void Collectives::run(Making& making) {
+  report_joining();
   making.thread = std::thread([this, &making] {
     ::pthread_setname_np(::pthread_self(), "communicator");
     contexts_.use(making.one.ordinal);
@@ -138,6 +139,13 @@ void Collectives::run(Making& making) {
     making.done.store(true, std::memory_order_release);
     execution_.wake();
   });
+}
+
+// A standby that opens contexts meanwhile would hold the driver up.
+void Collectives::report_joining() {
+  if (joining_ == !making_.empty()) return;
+  joining_ = !joining_;
+  daemon_.joining(joining_);
 }
 
 void Collectives::take_ahead(Making& making) {
@@ -386,6 +394,7 @@ void Collectives::settle(uint64_t communicator) {
   if (!found->made && !found->again) return;  // poll() waits for the verdict
   answer(*found);
   making_.erase(found);
+  report_joining();
 }
 
 // To begin an operation in it.
@@ -532,6 +541,7 @@ bool Collectives::poll() {
     one = making_.erase(one);
     worked = true;
   }
+  report_joining();
   worked |= std::erase_if(leaving_, [](const auto& one) { return !one->unfinished(); }) != 0;
   outside_.collectives.store(unfinished());
   worked |= look_for_failures();

@@ -121,6 +121,7 @@ class Collectives {
   bool has_verdict(Making& making, uint64_t now);
   void lack(uint64_t handle, One& one);
   void run(Making& making);
+  void report_joining();
   void settle(uint64_t communicator);
   void keep(uint64_t handle, One& one);
   One* usable(uint64_t communicator);
@@ -157,6 +158,7 @@ class Collectives {
   std::vector<std::unique_ptr<device::Communicator>> leaving_;  // ended by the program, with work that is not done
   std::map<std::string, GroupCounts> ended_;  // since the last snapshot, by name: how far they were
   std::list<Making> making_;
+  bool joining_ = false;  // as the daemon knows it
   std::set<std::string> gone_;  // communicators that lack ranks for good; written before any is made
   std::vector<uint64_t> incomplete_;  // as of the snapshot that is about to be taken
   uint64_t polled_at_ = 0;

@@ -136,8 +136,8 @@ CUresult Copies::on_device(const Plane& to, const Plane& from, CUstream stream) 
 // Between any two devices. A device that reaches the other's memory copies it as it does its own. Otherwise the driver is informed
 // of both contexts: it has a way in any case, in the last resort through host memory.
 CUresult Copies::between(const Plane& to, const Plane& from, CUstream stream) {
-  const bool from_device = ordinal_of_device_address(from.address) < contexts_.count();
-  const bool to_device = ordinal_of_device_address(to.address) < contexts_.count();
+  const bool from_device = contexts_.is_open(ordinal_of_device_address(from.address));
+  const bool to_device = contexts_.is_open(ordinal_of_device_address(to.address));
   const uint32_t source = streams_.home_of(from_device ? from.address : to.address);
   const uint32_t target = streams_.home_of(to_device ? to.address : from.address);
   const uint32_t at = streams_.ordinal() == target ? target : source;

@@ -65,9 +65,8 @@ CUresult Events::on_cuEventSynchronize(Record& record) {
   if (event.publisher && *event.publisher == streams_.existing_publisher(record.header().ordinal)) {
     wait->streams.push_back(*event.publisher);  // who has waited finds it complete
   }
-  // The program may have seen it complete in shared memory, without a reply.
-  const uint32_t index = journal::handle_index(args.hEvent);
-  wait->barrier = job_.header().events[index].load(std::memory_order_acquire) >= event.recorded;
+  // Then it holds whatever follows, whenever it was answered.
+  wait->barrier = record.known();
   return await(waits_, streams_, record, std::move(wait));
 }
 

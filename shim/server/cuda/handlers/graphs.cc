@@ -269,7 +269,7 @@ uint32_t Graphs::home_of_work(Op op, std::span<const std::byte> bytes) {
     return args;
   };
   const auto of_copy = [&](uint64_t from, uint64_t to) {
-    return ordinal_of_device_address(from) < contexts_.count() ? streams_.home_of(from) : streams_.home_of(to);
+    return contexts_.is_open(ordinal_of_device_address(from)) ? streams_.home_of(from) : streams_.home_of(to);
   };
   switch (op) {
     case Op::xmLaunch: {

@@ -27,6 +27,7 @@ struct HostFunctions::Call {
     std::atomic<uint32_t>& state = call->shared->state;
     uint32_t seen = state.load(std::memory_order_acquire);
     if (seen == journal::kNotPosted) {
+      call->shared->answered = journal::tail_mark(call->functions.job_.header().tail.load(std::memory_order_acquire));
       state.store(journal::kPosted, std::memory_order_release);
       seen = journal::kPosted;
     }
@@ -47,6 +48,7 @@ CUresult HostFunctions::on_xmHostFunc(Record& record) {
     // It may have let the program know that the stream came to here.
     auto reached = std::make_unique<Wait>();
     reached->barrier = true;
+    reached->from = record.answered_at();
     reached->ordinal = record.header().ordinal;
     reached->streams.push_back(stream);
     waits_.start(std::move(reached));

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstddef>
 #include <thread>
 
+#include "journal/numbers.h"
 #include "server/clock.h"
 
 namespace xmig::server {
@@ -11,6 +13,9 @@ namespace {
 
 // How long others take to let go of memory that was released, at most, ns.
 constexpr uint64_t kLetGo = 1'000'000'000;
+
+static_assert(sizeof(Args_xmNameNumbers) == sizeof(journal::NamedNumbers));
+static_assert(offsetof(Args_xmNameNumbers, type) == offsetof(journal::NamedNumbers, type));
 
 }  // namespace
 
@@ -48,6 +53,8 @@ CUresult Memory::on_xmGrow(Record& record) {
   }
   const uint64_t sequence = record.sequence();
   if (!within_quota(sequence, ordinal, args.address, args.bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  // Memory can be placed on a device that the program uses for nothing else.
+  if (const device::Status opened = contexts_.try_open(ordinal); !opened) return device::result_of(opened);
   const CUresult result = grow(ordinal, args.address, args.bytes);
   // The claim is as before the record again, so that a server which repeats it claims it again.
   if (result != CUDA_SUCCESS && quota_.there_is() && !quota_.counted(ordinal, sequence + 1)) {
@@ -161,12 +168,15 @@ CUresult Memory::on_xmAlloc(Record& record) {
 CUresult Memory::on_xmFree(Record& record) {
   Args_xmFree args;
   if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
+  const LiveRange* const range = memory_.live.around(args.address);
+  if (range) objects_.forget_numbers(range->address, range->bytes);
   return memory_.live.remove(args.address) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult Memory::on_xmDiscard(Record& record) {
   Args_xmDiscard args;
   if (!record.arguments(args) || !whole_granules(args.address, args.bytes)) return CUDA_ERROR_INVALID_VALUE;
+  objects_.forget_numbers(args.address, args.bytes);
   return memory_.live.discard(args.address, args.bytes) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
@@ -221,6 +231,24 @@ CUresult Memory::on_xmUnpin(Record& record) {
   if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
   if (objects_.pins.erase(args.address) == 0) return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
   return driver_.cuMemHostUnregister(reinterpret_cast<void*>(args.address));
+}
+
+CUresult Memory::on_xmNameNumbers(Record& record) {
+  Args_xmNameNumbers args;
+  if (!record.arguments(args)) return CUDA_ERROR_INVALID_VALUE;
+  const journal::NamedNumbers named{args.address, args.bytes, args.type, 0};
+  if (!named.sound() || !memory_.live.contains(args.address, args.bytes)) return CUDA_ERROR_INVALID_VALUE;
+  objects_.forget_numbers(args.address, args.bytes);
+  if (objects_.numbers.size() >= journal::kMostNamed) return CUDA_ERROR_OUT_OF_MEMORY;
+  objects_.numbers.emplace(args.address, Named{args.bytes, objects_.records.keep(record.sequence(), record.stored())});
+  return CUDA_SUCCESS;
+}
+
+CUresult Memory::on_xmForgetNumbers(Record& record) {
+  Args_xmForgetNumbers args;
+  if (!record.arguments(args) || args.address + args.bytes < args.address) return CUDA_ERROR_INVALID_VALUE;
+  objects_.forget_numbers(args.address, args.bytes);
+  return CUDA_SUCCESS;
 }
 
 }  // namespace xmig::server

@@ -32,6 +32,8 @@ class Memory {
   CUresult on_xmReuse(Record& record);
   CUresult on_xmPin(Record& record);
   CUresult on_xmUnpin(Record& record);
+  CUresult on_xmNameNumbers(Record& record);
+  CUresult on_xmForgetNumbers(Record& record);
 
  private:
   uint64_t shadow_bytes(uint32_t ordinal);

@@ -49,6 +49,12 @@ CUresult Peers::on_xmPeer(Record& record) {
   if (!reaches(args.device, args.memory)) {
     return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
   }
+  // A device that could not be opened then is not to be now: the program knows that it has no access.
+  if (record.replied() && record.header().result != CUDA_SUCCESS) return static_cast<CUresult>(record.header().result);
+  for (const uint32_t ordinal : {args.device, args.memory}) {
+    if (const device::Status opened = contexts_.try_open(ordinal); !opened) return device::result_of(opened);
+  }
+  contexts_.use(record.header().ordinal);
   const CUresult result = share(args.memory, args.device, true);
   if (result == CUDA_SUCCESS) objects_.peers.insert_or_assign(key, objects_.records.keep(record.sequence(), record.stored()));
   return result;

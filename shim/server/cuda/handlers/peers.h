@@ -36,7 +36,7 @@ class Peers {
   CUresult share(uint32_t memory, uint32_t device, bool on);
 
   device::Device& device_;
-  const Contexts& contexts_;
+  Contexts& contexts_;
   ProcessMemory& memory_;
   Objects& objects_;
   // Memory (its device's ordinal) that a device reaches although the program did not ask: its graphs' copies.

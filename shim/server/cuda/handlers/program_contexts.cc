@@ -4,6 +4,7 @@ namespace xmig::server {
 
 ProgramContexts::ProgramContexts(const Session& session, Streams& streams, Modules& modules, Graphs& graphs, Peers& peers)
     : driver_(session.device.driver()),
+      contexts_(session.services.contexts),
       job_(session.services.job),
       live_(session.memory.live),
       objects_(session.objects),
@@ -14,8 +15,15 @@ ProgramContexts::ProgramContexts(const Session& session, Streams& streams, Modul
       graphs_(graphs),
       peers_(peers) {}
 
-// Who executes records has opened its devices.
-CUresult ProgramContexts::on_xmOpen(Record&) { return CUDA_SUCCESS; }
+// The program was informed that it has no context there: a replay must not make one after all.
+CUresult ProgramContexts::on_xmOpen(Record& record) {
+  Args_xmOpen args;
+  if (!record.arguments(args) || args.ordinal >= contexts_.count()) return CUDA_ERROR_INVALID_VALUE;
+  if (record.replied() && record.header().result != CUDA_SUCCESS) return static_cast<CUresult>(record.header().result);
+  const CUresult result = device::result_of(contexts_.try_open(args.ordinal));
+  contexts_.use(contexts_.home());
+  return result;
+}
 
 CUresult ProgramContexts::on_xmLimit(Record& record) {
   Args_xmLimit args;
@@ -99,6 +107,7 @@ void ProgramContexts::reset(uint32_t context) {
   });
   peers_.reset(context);
   live_.remove_context(context);
+  std::erase_if(objects_.numbers, [&](const auto& entry) { return !live_.contains(entry.first, entry.second.bytes); });
 }
 
 }  // namespace xmig::server

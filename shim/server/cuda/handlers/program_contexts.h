@@ -26,6 +26,7 @@ class ProgramContexts {
   void reset(uint32_t context);
 
   const DriverTable& driver_;
+  Contexts& contexts_;
   Job& job_;
   LiveSet& live_;
   Objects& objects_;

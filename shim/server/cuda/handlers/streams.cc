@@ -68,7 +68,7 @@ bool Streams::translate(uint64_t handle, uint32_t ordinal, CUstream* real) {
 uint32_t Streams::home_of(uint64_t address) const {
   const bool shadow = address >= kShadowBase && address - kShadowBase < journal::kMaxDevices * kShadowSpan;
   const uint32_t home = shadow ? ordinal_of_address(address) : ordinal_of_device_address(address);
-  return home < contexts_.count() ? home : ordinal();
+  return contexts_.is_open(home) ? home : ordinal();
 }
 
 void Streams::mark_work() {

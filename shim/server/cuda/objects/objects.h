@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <map>
 #include <optional>
 #include <utility>
@@ -87,6 +88,12 @@ struct Pin {
   StoredRecords::Kept creation;
 };
 
+// Numbers of optimizer state (journal/numbers.h).
+struct Named {
+  uint64_t bytes = 0;
+  StoredRecords::Kept creation;
+};
+
 // A limit that the program has set in one of its contexts. There is one real context, so it holds for all of them.
 struct Limit {
   Owner owner;
@@ -139,8 +146,17 @@ struct Objects {
   Table<Module> modules{kMaxModules};
   Table<GraphExec> graphs{kMaxGraphs};
   std::map<uint64_t, Pin> pins;  // by address
+  std::map<uint64_t, Named> numbers;  // by address; no two overlap, and all of it is live
   std::map<std::pair<uint16_t, uint32_t>, Limit> limits;  // by ordinal and CUlimit
   std::map<PeerKey, StoredRecords::Kept> peers;
+
+  // Of what is named, whatever has bytes of this.
+  void forget_numbers(uint64_t address, uint64_t bytes) {
+    if (numbers.empty()) return;
+    auto at = numbers.upper_bound(address);
+    if (at != numbers.begin() && address - std::prev(at)->first < std::prev(at)->second.bytes) --at;
+    while (at != numbers.end() && (at->first <= address || at->first - address < bytes)) at = numbers.erase(at);
+  }
 
   Kernel* kernel(uint32_t index) {
     Module* const module = modules.find(index >> kKernelBits);

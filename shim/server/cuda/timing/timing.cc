@@ -38,6 +38,7 @@ void Timing::close() {
   for (auto& [stream, lane] : lanes_) give_up(lane);
   lanes_.clear();
   for (uint32_t ordinal = 0; ordinal < contexts_.count(); ++ordinal) {
+    if (!contexts_.is_open(ordinal)) continue;
     contexts_.use(ordinal);
     for (const CUevent event : free_[ordinal]) driver_.cuEventDestroy_v2(event);
     free_[ordinal].clear();

@@ -1,0 +1,1 @@
+"""What is loaded into programs of others, so that their frameworks name optimizer state. Nothing of the daemon."""
