@@ -93,14 +93,14 @@ def test_what_threads_bring_to_the_disk_is_counted(tmp_path: Path, monkeypatch: 
     """Each piece's bytes, though two are written at the same time."""
     chunks = opened(tmp_path)
     names = made(chunks, "a" * 32, 1, 2)
-    keep, both = chunks._keep, threading.Barrier(2, timeout=60)
+    keep, both = chunks.keep, threading.Barrier(2, timeout=60)
 
     def at_the_same_time(*arguments: Any) -> int:
         taken = keep(*arguments)
         both.wait()
         return taken
 
-    monkeypatch.setattr(chunks, "_keep", at_the_same_time)
+    monkeypatch.setattr(chunks, "keep", at_the_same_time)
     with chunks.writing() as writing:
         writing.settle_all(names)
         assert writing.stored_bytes == sum(chunks.path(name).stat().st_size for name in names)

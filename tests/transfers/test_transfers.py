@@ -57,6 +57,8 @@ def test_there_and_back(nodes: list[TransferNode], native_dir: Path, tmp_path: P
         there = two.lives()[0]
         assert (there["device"], there["state"]) == ("cpu:1", "running")
         assert one.transfers()[0]["peer_job"] == there["job_id"]
+        (arrival,) = two.client.get("/v1/operations?kind=arrival")
+        assert arrival["result"]["shared_bytes"] > 0, "its server has what came, as it came"
         assert KEPT.items() <= two.client.get(f"/v1/jobs/{there['job_id']}").items()
         assert {node.transfers()[0]["id"] for node in nodes} == {one.transfers()[0]["id"]}
         assert [one.client.get("/v1/migrations")[0][name] for name in ("source", "target", "state")] == [

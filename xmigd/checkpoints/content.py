@@ -26,6 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Protocol
 
 import zstandard
 
@@ -68,6 +69,14 @@ class Source:
         return self.start < piece + PIECE and (self.bytes is None or piece < self.start + self.bytes)
 
 
+class InTransit(Protocol):
+    """What comes from another node (transit.py)."""
+
+    def read(self, name: str, size: int, buffer: bytearray) -> memoryview | None: ...
+
+    def slabs_of(self, owner: int) -> list[tuple[Slab, Fd]]: ...
+
+
 class NotWanted(Exception):
     """What was to be read is not needed any more."""
 
@@ -78,6 +87,7 @@ class Chunks:
     def __init__(self, folder: Path, memory: MemoryTier | None = None) -> None:
         self.folder = folder
         self.memory = memory or MemoryTier(folder / "nowhere", limit=0)
+        self.transits: dict[str, InTransit] = {}  # by manifest
         self._lock = threading.Lock()
         self._writers = 0
         self._sound: set[str] = set()  # that were written, or read and compared, by this daemon
@@ -136,6 +146,12 @@ class Chunks:
         except OSError as error:
             raise Damaged(f"piece {name[:12]} cannot be read: {error.strerror}") from None
         return piece, _checked(piece, name, size)
+
+    def slabs_of(self, manifest: str, owner: int) -> list[tuple[Slab, Fd]]:
+        """Memory that has its content as it is, of this user's programs, open for reading. Raises OSError: no
+        descriptors."""
+        transit = self.transits.get(manifest)
+        return self.memory.slabs_of(manifest, owner) if transit is None else transit.slabs_of(owner)
 
     def restore(self, content: Content, fd: int) -> None:
         """Write it into an empty file; what is zero stays a hole. Raises Damaged, OSError."""
@@ -210,8 +226,10 @@ class Chunks:
 
     def _restored(self, name: str, size: int, buffer: bytearray) -> Bytes:
         """The piece, wherever it is. Raises Damaged."""
-        if (found := self.memory.read(name, size, buffer)) is not None:
-            return found
+        places: list[InTransit | MemoryTier] = [*self.transits.values(), self.memory]
+        for place in places:
+            if (found := place.read(name, size, buffer)) is not None:
+                return found
         try:
             return self._read(name, size, buffer)[1]
         except Damaged:
@@ -225,15 +243,22 @@ class Chunks:
         """Nothing is removed meanwhile. What was stored has to be named in a manifest, on the disk, before it ends.
         `owner`: of its programs; it goes to host memory first, if there is room for all of it, and to the disk as well
         if it has to be `durable`. Raises OSError: there is no folder for it."""
+        kept = None if owner is None else self.memory.begin(owner)
+        with self.nothing_is_removed():
+            try:
+                with contextlib.closing(Writing(self, kept, durable=durable)) as writing:
+                    yield writing
+            finally:
+                if kept is not None:
+                    self.memory.give_up(kept)
+
+    @contextlib.contextmanager
+    def nothing_is_removed(self) -> Iterator[None]:
         with self._lock:
             self._writers += 1
-        kept = None if owner is None else self.memory.begin(owner)
         try:
-            with contextlib.closing(Writing(self, kept, durable=durable)) as writing:
-                yield writing
+            yield
         finally:
-            if kept is not None:
-                self.memory.give_up(kept)
             with self._lock:
                 self._writers -= 1
 
@@ -282,9 +307,13 @@ class Chunks:
             return name, 0
         if kept is not None and self.memory.keep(kept, name, content):
             return name, 0
-        return name, self._keep(name, len(content), lambda: encode(content))
+        return name, self.keep(name, len(content), lambda: encode(content))
 
-    def _keep(self, name: str, size: int, piece: Callable[[], tuple[Bytes, ...]]) -> int:
+    def is_sound(self, name: str) -> bool:
+        """On the disk, and written or read by this daemon?"""
+        return name in self._sound
+
+    def keep(self, name: str, size: int, piece: Callable[[], tuple[Bytes, ...]]) -> int:
         if name in self._sound:
             return 0
         path = self.path(name)
@@ -360,11 +389,11 @@ class Writing:
 
         def one(source: Source, size: int, at: int) -> tuple[Chunk, int] | None:
             content = memoryview(_own.piece)[: min(PIECE, size - at)]
-            _read_all(source.fd, content, at)
+            read_all(source.fd, content, at)
             # Much faster than to look at each byte, and nobody else can run meanwhile.
             if _own.piece.startswith(_ZEROS[: len(content)]):
                 return None
-            name, stored = self._chunks.put(content, self._kept, source.slab, at)
+            name, stored = self.put(content, source, at)
             return Chunk(at=at, bytes=len(content), hash=name), stored
 
         with ThreadPoolExecutor(THREADS) as pool:
@@ -387,6 +416,10 @@ class Writing:
                 pool.shutdown(cancel_futures=True)
                 raise
 
+    def put(self, content: Bytes, source: Source, at: int) -> tuple[str, int]:
+        """Its hash, and the bytes that it took on the disk. Raises OSError: no room."""
+        return self._chunks.put(content, self._kept, source.slab, at)
+
     def retain(self, memory: Fd, owner: int | None) -> tuple[Fd, Slab | None]:
         """As `MemoryTier.retain`."""
         return (memory, None) if self._kept is None else self._chunks.memory.retain(self._kept, memory, owner)
@@ -407,11 +440,19 @@ class Writing:
         """Keep a piece as another node has encoded it, if it has this hash. Returns the bytes that it took on disk.
         Raises Damaged; OSError: no room."""
         decode(piece, name, size)
-        return self._chunks._keep(name, size, lambda: (piece,))
+        return self._chunks.keep(name, size, lambda: (piece,))
+
+    def lacks(self, name: str) -> bool:
+        """Would another node have to send it?"""
+        return not self._chunks.path(name).exists()
+
+    def encoded(self, name: str, size: int) -> bytes:
+        """As `Chunks.encoded`."""
+        return self._chunks.encoded(name, size)
 
     def _settle(self, name: str, size: int) -> int:
         """Bytes that it took on the disk. Any thread's."""
-        return self._chunks._keep(name, size, lambda: (self._chunks.encoded(name, size),))
+        return self._chunks.keep(name, size, lambda: (self._chunks.encoded(name, size),))
 
     def settle_all(self, pieces: dict[str, int], enough: Callable[[], bool] = lambda: False) -> bool:
         """These pieces, with their bytes, go from host memory to the disk. False: there was `enough` of it before all
@@ -566,7 +607,8 @@ class _Own(threading.local):
 _own = _Own()
 
 
-def _read_all(fd: int, into: memoryview, at: int) -> None:
+def read_all(fd: int, into: memoryview, at: int) -> None:
+    """Raises OSError: also if it ends before."""
     while into:
         count = os.preadv(fd, [into], at)
         if count == 0:

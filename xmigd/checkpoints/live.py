@@ -298,7 +298,7 @@ def restore_memory(
     made: list[Fd] = []
     handles: dict[int, Handle] = {}
     done = 0
-    slabs = chunks.memory.slabs_of(checkpoint, program.uid)
+    slabs = chunks.slabs_of(checkpoint, program.uid)
     try:
         shared = arrange(program, [(slab, os.fstat(fd.fileno()).st_size) for slab, fd in slabs])
         wanted = [

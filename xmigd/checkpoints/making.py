@@ -68,7 +68,7 @@ class Making:
         self.awake = [one for one in self.processes if one.state != "suspended"]
         self.pids: list[int] = []  # that the program consists of; they were stopped
         self.standstill_ms: float | None = None
-        self.took: dict[str, float] = {}  # ms: to dump the program, to copy its content to host memory, to store all
+        self.took: dict[str, float] = {}  # ms: to dump the program, to copy its content, to store all, and more
         self.copied_bytes = 0  # of device memory: what the last checkpoint has is not copied again
         self.stop = stop
         self._criu = criu
@@ -77,8 +77,9 @@ class Making:
         self._began = 0.0  # when they stood still
         self._paused = False  # those that are awake are, or are to be
 
-    def check_room(self) -> None:
-        """For the copy of their content. Raises Conflict: or they cannot be paused."""
+    def check_room(self, *, once_more: bool = False) -> None:
+        """For the copy of their content; `once_more`: for what has changed since the last one, which is still there.
+        Raises Conflict: or they cannot be paused."""
         for one in self.processes:
             if one.state == "suspended" and one.machine.where != "host":
                 raise Conflict("its state is in files", code="suspended", hint="resume it first")
@@ -90,13 +91,21 @@ class Making:
                 raise Conflict("a rank shares communicators with processes of other jobs", code="several_processes")
         if not self.awake:
             return
-        needed = sum(one.last_snapshot.live_bytes for one in self.awake if one.last_snapshot is not None)
+        needed = self.room_for_copies() if once_more else self.live_bytes()
         room = self.awake[0].host_pool.room()
         if room - RESERVE < needed:
             raise Conflict(
                 f"the host has {size(room)} of memory available, the copy of the content needs {size(needed)}",
                 code="pool_too_small", hint="suspend it, or make room",
             )  # fmt: skip
+
+    def live_bytes(self) -> int:
+        """Of those that are awake, on their devices."""
+        return sum(one.last_snapshot.live_bytes for one in self.awake if one.last_snapshot is not None)
+
+    def has_room_in_transit(self) -> bool:
+        """May the copies stay in host memory while more of them are made, at worst all of it once more?"""
+        return bool(self.awake) and self.awake[0].host_pool.room() - RESERVE >= 2 * self.live_bytes()
 
     def room_for_copies(self) -> int:
         """Bytes that they take at most in the folder of checkpoints."""

@@ -29,6 +29,7 @@ from xmigd.checkpoints.manifest import Chunk, Manifest, contents
 from xmigd.checkpoints.pids import end, tree
 from xmigd.checkpoints.restoring import Restoring
 from xmigd.checkpoints.service import Checkpoints
+from xmigd.checkpoints.transit import in_transit
 from xmigd.database.reader import Reader
 from xmigd.database.writer import Writer
 from xmigd.devices.names import as_one, devices_of, in_turn, together
@@ -117,7 +118,7 @@ class Arrivals:
         receiving.heard = time.monotonic()
         try:
             if op == "lacking":
-                return {}, self._lacking(payload)
+                return {}, self._lacking(receiving.writing, payload)
             if op == "piece":
                 name, size = request.get("hash"), request.get("bytes")
                 chunk = _CHUNK.validate_python({"at": 0, "bytes": size, "hash": name})
@@ -132,11 +133,12 @@ class Arrivals:
         except OSError as error:
             raise Unavailable(f"it cannot be stored: {error.strerror}", code="store_failed", hint="make room") from None
 
-    def _lacking(self, hashes: bytes) -> bytes:
+    @staticmethod
+    def _lacking(writing: Writing, hashes: bytes) -> bytes:
         if len(hashes) % 32:
             raise ProtocolError("hashes that are none")
         names = (hashes[at : at + 32].hex() for at in range(0, len(hashes), 32))
-        return bytes(0 if self._checkpoints.chunks.path(name).exists() else 1 for name in names)
+        return bytes(1 if writing.lacks(name) else 0 for name in names)
 
     async def in_loop(self, peer: str, request: dict[str, Any], _: bytes) -> dict[str, Any]:
         """All others. Raises XmigError."""
@@ -216,7 +218,10 @@ class Arrivals:
         try:
             published = listen(ports, uid=needs.uid)
             stack.callback(close, published)
-            writing = stack.enter_context(self._checkpoints.chunks.writing())
+            chunks = self._checkpoints.chunks
+            # What stays suspended is not waited for.
+            content = chunks.writing() if needs.asleep else in_transit(chunks, id, needs.uid)
+            writing = stack.enter_context(content)
             await self._write("transfers.add", lambda session: repository.add(session, values))
         except OSError as error:
             stack.close()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from xmigd.checkpoints.content import Chunks
+from xmigd.checkpoints.content import Writing
 from xmigd.checkpoints.manifest import Chunk
 from xmigd.errors import Conflict, NotFound, ProtocolError, TooManyRequests, Unavailable, XmigError
 from xmigd.peers.certificates import fingerprint_of, server_name
@@ -20,7 +20,7 @@ from xmigd.peers.links import PeerLinks
 from xmigd.text import harmless
 from xmigd.transfers.wire import PREFIX, STEP, Closing, Line, lost, prepare
 
-STREAMS = 4  # connections at once
+STREAMS = 8  # connections at once
 WINDOW = 4  # pieces on one connection that were sent and not acknowledged
 HASHES = 1 << 15  # that are compared with one request
 
@@ -62,7 +62,7 @@ class Calls:
             return answered(peer, answer), more
 
     def send_content(
-        self, peer: str, transfer: str, chunks: Chunks, pieces: Sequence[Chunk], sent: Sent, closing: Closing
+        self, peer: str, transfer: str, writing: Writing, pieces: Sequence[Chunk], sent: Sent, closing: Closing
     ) -> int:
         """Those of these pieces that the peer lacks. Returns their bytes. Blocks, until `closing` ends it. Raises as
         `call`, and Damaged."""
@@ -98,7 +98,7 @@ class Calls:
                     under_way: list[Chunk] = []
                     while (piece := next_piece()) is not None:
                         body = {"op": "piece", "transfer": transfer, "hash": piece.hash, "bytes": piece.bytes}
-                        line.send(body, chunks.encoded(piece.hash, piece.bytes))
+                        line.send(body, writing.encoded(piece.hash, piece.bytes))
                         under_way.append(piece)
                         if len(under_way) >= WINDOW:
                             acknowledged(line, under_way.pop(0))

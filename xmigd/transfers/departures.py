@@ -30,6 +30,7 @@ from xmigd.checkpoints.making import Making, of_the_store
 from xmigd.checkpoints.manifest import Manifest, contents
 from xmigd.checkpoints.pids import end
 from xmigd.checkpoints.service import Checkpoints
+from xmigd.checkpoints.transit import Transit, in_transit
 from xmigd.database.reader import Reader
 from xmigd.database.writer import Writer
 from xmigd.errors import Conflict, NotFound, ProtocolError, Unavailable, XmigError
@@ -237,7 +238,10 @@ class Departures:
         try:
             with contextlib.ExitStack() as stack:
                 with of_the_store("it cannot be stored"):
-                    writing = stack.enter_context(self._checkpoints.chunks.writing())
+                    chunks, uid = self._checkpoints.chunks, leaving.processes[0].row.uid
+                    fits = self._checkpoints.making(leaving.processes[0], stop=False).has_room_in_transit()
+                    content = in_transit(chunks, leaving.id, uid) if fits else chunks.writing()
+                    writing = stack.enter_context(content)
                 making = await self._send(operation, leaving, writing, record)
             return await self._switch(operation, leaving, making, record)
         except Exception as error:
@@ -250,23 +254,25 @@ class Departures:
         """Everything is at the peer, which has made the program again. Here it stands still. Raises XmigError: it goes
         on here."""
         making: Making | None = None
+        stays = isinstance(writing, Transit)
         try:
             asleep = leaving.needs.asleep  # nothing changes, and nobody waits
             for number in range(1, 1 if asleep else MOST_ROUNDS + 1):
                 record.phase("copying")
                 if record.is_small(SMALL, SHRINKS):
                     break
-                ahead = self._making(leaving, stop=False)
+                ahead = self._making(leaving, stop=False, once_more=stays and number > 1)
                 await self._round(operation, leaving, ahead, writing, record, number)
             record.phase("committing")
             leaving.stopped_at = None if asleep else time.monotonic()
-            making = self._making(leaving, stop=True)
+            making = self._making(leaving, stop=True, once_more=stays and record.rounds > 0)
             manifest = await self._round(operation, leaving, making, writing, record, record.rounds + 1)
             record.phase("handing_over")
             operation.progress("handing_over")
-            document = manifest.model_dump_json().encode()
+            document, began = manifest.model_dump_json().encode(), time.monotonic()
             await self._request(operation, leaving, {"op": "manifest"}, document)
             await self._prepared(operation, leaving)
+            making.took["prepare_ms"] = (time.monotonic() - began) * 1e3
             if leaving.permit is not None:
                 await leaving.permit()
                 leaving.check_standstill()
@@ -284,10 +290,11 @@ class Departures:
             raise
         return making
 
-    def _making(self, leaving: Leaving, *, stop: bool) -> Making:
+    def _making(self, leaving: Leaving, *, stop: bool, once_more: bool) -> Making:
+        """`once_more`: the last round's copy is in host memory still."""
         making = self._checkpoints.making(leaving.processes[0], stop=stop)
         self._check_same(leaving)
-        making.check_room()
+        making.check_room(once_more=once_more)
         return making
 
     def _check_same(self, leaving: Leaving) -> None:
@@ -313,15 +320,15 @@ class Departures:
         pieces = [chunk for content in contents(manifest) for chunk in content.chunks]
         total = sum(piece.bytes for piece in pieces)
         operation.progress("sending", total_bytes=total, round=number)
-        loop = asyncio.get_running_loop()
+        loop, sending = asyncio.get_running_loop(), time.monotonic()
 
         def sent(count: int) -> None:
             loop.call_soon_threadsafe(lambda: operation.progress("sending", processed_bytes=count))
 
-        chunks = self._checkpoints.chunks
         copied = await _unless_given_up(
-            operation, leaving, partial(self._calls.send_content, leaving.peer, leaving.id, chunks, pieces, sent)
+            operation, leaving, partial(self._calls.send_content, leaving.peer, leaving.id, writing, pieces, sent)
         )
+        making.took["send_ms"] = (time.monotonic() - sending) * 1e3
         record.round(copied, total, (time.monotonic() - began) * 1e3)
         return manifest
 
@@ -362,6 +369,7 @@ class Departures:
             "rounds": record.rounds,
             "processed_bytes": record.copied,
             "downtime_ms": standstill,
+            "took": {name: round(ms, 3) for name, ms in making.took.items()},
         }
 
     @staticmethod

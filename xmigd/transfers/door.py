@@ -23,7 +23,7 @@ from xmigd.text import harmless
 from xmigd.transfers.calls import as_answer
 from xmigd.transfers.wire import LONGEST_PAYLOAD, PREFIX, STEP, Line, prepare
 
-CONNECTIONS = 16  # of one peer at once
+CONNECTIONS = 40  # of one peer at once
 HELD = LONGEST_PAYLOAD  # bytes behind requests of one peer that are in memory at once
 PATIENCE = 120.0  # seconds that a request may take in the loop
 

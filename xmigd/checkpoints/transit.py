@@ -1,0 +1,170 @@
+"""What goes to another node stays in host memory there and here: neither waits for a disk.
+
+At the source that is the memory into which servers have copied, and CRIU's files, as they are; at the target it is
+memory of our own, which the program's next server is given as slabs (slabs.py). Invariants:
+
+- It is one move's, and ends with it. No checkpoint relies on it.
+- What is read of it is compared with its hash: at the source, servers may still write to what they have handed over.
+- What host memory has no room for goes to the disk, as of any checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from xmigd.checkpoints.content import PIECE, Chunks, Source, Writing, decode, encode, read_all
+from xmigd.checkpoints.memory import Slab
+from xmigd.checkpoints.planes import Bytes
+from xmigd.host_memory import RESERVE, available_memory
+from xmigd.ids import new_id
+from xmigd.ipc.fds import Fd, close_all, write_all
+from xmigd.memory.host_pool import make_file, make_huge
+
+SLAB = 64 << 20  # bytes of memory that is made at once: what a server makes for a copy
+
+
+@dataclass(eq=False, slots=True)
+class _Filling:
+    """A slab of our own, and where its next piece goes. One thread at a time has it, with a descriptor that nobody else
+    closes."""
+
+    slab: Slab
+    fd: Fd
+    at: int = 0
+
+
+class Transit(Writing):
+    """Of one move. Every thread may call it."""
+
+    def __init__(self, chunks: Chunks, owner: int) -> None:
+        """`owner`: of its programs."""
+        super().__init__(chunks)
+        self._owner = owner
+        self._lock = threading.Lock()
+        self._slabs: dict[Slab, Fd] = {}
+        self._places: dict[str, tuple[Slab, int]] = {}  # of pieces
+        self._unfilled: list[_Filling] = []
+        self._closed = False
+
+    def close(self) -> None:
+        super().close()
+        with self._lock:
+            self._closed = True
+            close_all(self._slabs.values())
+            self._slabs, self._places, self._unfilled = {}, {}, []
+
+    # --- what is stored -----------------------------------------------------------------------------------------------
+
+    def retain(self, memory: Fd, owner: int | None) -> tuple[Fd, Slab | None]:
+        """Whatever file it is. Raises OSError: no descriptors."""
+        slab = Slab(new_id(), owner, os.fstat(memory.fileno()).st_blocks * 512)
+        with self._lock:
+            self._slabs[slab] = Fd(os.dup(memory.fileno()))
+        return memory, slab
+
+    def put(self, content: Bytes, source: Source, at: int) -> tuple[str, int]:
+        name = hashlib.sha256(content).hexdigest()
+        if source.slab is None:
+            return name, self._store(name, content)
+        with self._lock:
+            self._note(source.slab, at, name, len(content))
+        return name, 0
+
+    def take(self, name: str, size: int, piece: bytes) -> int:
+        return self._store(name, decode(piece, name, size))
+
+    def has(self, names: Iterable[str]) -> bool:
+        return all(name in self._places or self._chunks.is_sound(name) for name in names if name)
+
+    def lacks(self, name: str) -> bool:
+        return name not in self._places and super().lacks(name)
+
+    def sync(self) -> None:
+        """Nothing of it has to outlive this daemon."""
+
+    def _store(self, name: str, content: Bytes) -> int:
+        """In a slab of our own. Returns the bytes that it took on the disk. Raises OSError."""
+        if name in self._places:
+            return 0
+        filling = self._next()
+        if filling is None:
+            return self._chunks.keep(name, len(content), lambda: encode(content))
+        write_all(filling.fd.fileno(), content, filling.at)
+        with self._lock:
+            if self._closed:
+                return 0
+            self._note(filling.slab, filling.at, name, len(content))
+            filling.at += PIECE
+            if filling.at < SLAB:
+                self._unfilled.append(filling)
+        return 0
+
+    def _next(self) -> _Filling | None:
+        """With room for a piece. None: the host has none. Raises OSError: no descriptors."""
+        with self._lock:
+            if self._unfilled:
+                return self._unfilled.pop()
+        if available_memory() - RESERVE < SLAB:
+            return None
+        memory, slab = make_file(None), Slab(new_id(), self._owner, SLAB)
+        os.ftruncate(memory.fileno(), SLAB)
+        with contextlib.suppress(OSError):  # small pages do as well
+            make_huge(memory.fileno(), SLAB)
+        with self._lock:
+            if not self._closed:
+                self._slabs[slab] = Fd(os.dup(memory.fileno()))
+        return _Filling(slab, memory)
+
+    def _note(self, slab: Slab, at: int, name: str, size: int) -> None:
+        slab.places[at] = (name, size)
+        slab.names.add(name)
+        self._places.setdefault(name, (slab, at))
+
+    # --- what is read -------------------------------------------------------------------------------------------------
+
+    def read(self, name: str, size: int, buffer: bytearray) -> memoryview | None:
+        """The piece, in a buffer that has room for it; None: it is not here, or is not what it was."""
+        with self._lock:
+            found = self._places.get(name)
+            if found is None:
+                return None
+            file = Fd(os.dup(self._slabs[found[0]].fileno()))  # that nobody closes meanwhile
+        content = memoryview(buffer)[:size]
+        try:
+            read_all(file.fileno(), content, found[1])
+        except OSError:
+            return None
+        finally:
+            file.close()
+        return content if hashlib.sha256(content).hexdigest() == name else None
+
+    def encoded(self, name: str, size: int) -> bytes:
+        found = self.read(name, size, bytearray(size))
+        return self._chunks.encoded(name, size) if found is None else b"".join(encode(found))
+
+    def slabs_of(self, owner: int) -> list[tuple[Slab, Fd]]:
+        """This user's, open for reading. Raises OSError: no descriptors."""
+        opened: list[tuple[Slab, Fd]] = []
+        with self._lock:
+            for slab, fd in self._slabs.items():
+                if slab.owner == owner and slab.places:
+                    number = os.open(f"/proc/self/fd/{fd.fileno()}", os.O_RDONLY | os.O_CLOEXEC)
+                    opened.append((slab, Fd(number)))
+        return opened
+
+
+@contextlib.contextmanager
+def in_transit(chunks: Chunks, id: str, owner: int) -> Iterator[Transit]:
+    """`id`: of the manifest that will name what goes. Raises OSError: there is no folder for what memory has no room
+    for."""
+    with chunks.nothing_is_removed(), contextlib.closing(Transit(chunks, owner)) as transit:
+        chunks.transits[id] = transit
+        try:
+            yield transit
+        finally:
+            del chunks.transits[id]
