@@ -341,7 +341,7 @@ async def serve(settings: Settings) -> None:
         Door(
             links, in_loop=orders.or_else(arrivals.in_loop),
             in_thread=neighbour_exchange.or_else(chunk_exchange.or_else(arrivals.in_thread)),
-            longest=neighbour_exchange.longest(arrivals.longest),
+            longest=neighbour_exchange.longest(arrivals.longest), sender=arrivals.sender,
         )  # fmt: skip
         sets = Sets(
             checkpoints=checkpoints, restoring=restoring, supervisor=supervisor, operations=operations, reader=reader,

@@ -52,7 +52,7 @@ def test_what_servers_have_copied_is_read_where_it_is(tmp_path: Path) -> None:
         assert writing.has([name_of(1), name_of(2), ""])
         assert not writing.has([name_of(3)])
         writing.sync()
-        assert writing.encoded(name_of(2), PIECE) == sent(piece(2))
+        assert b"".join(writing.encoded(name_of(2), PIECE, bytearray(PIECE))) == sent(piece(2))
     assert on_disk(chunks) == []
 
 
@@ -64,10 +64,10 @@ def test_what_a_server_changes_afterwards_is_not_sent(tmp_path: Path) -> None:
         tuple(writing.store_all([Source(fd.fileno(), slab=slab)]))
         os.pwrite(memory.fileno(), b"gone", 5)
         with pytest.raises(Damaged):
-            writing.encoded(name_of(1), PIECE)
+            b"".join(writing.encoded(name_of(1), PIECE, bytearray(PIECE)))
         os.ftruncate(memory.fileno(), 0)
         with pytest.raises(Damaged):
-            writing.encoded(name_of(1), PIECE)
+            b"".join(writing.encoded(name_of(1), PIECE, bytearray(PIECE)))
 
 
 def test_what_comes_is_what_the_next_server_gets(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_without_memory_it_goes_to_the_disk(tmp_path: Path, monkeypatch: pytest.
         assert on_disk(chunks) == sorted([name_of(1001), name_of(1002)])
         assert writing.has([name_of(1), name_of(1001)])
         assert not writing.lacks(name_of(1001))
-        assert writing.encoded(name_of(1001), PIECE) == sent(piece(1001))
+        assert b"".join(writing.encoded(name_of(1001), PIECE, bytearray(PIECE))) == sent(piece(1001))
         output = [make_file(None), make_file(None)]
         for content, fd in zip((in_memory, more), output, strict=True):
             chunks.restore(content, fd.fileno())
@@ -161,5 +161,5 @@ def test_a_retained_file_may_lose_its_name(tmp_path: Path) -> None:
         fd.close()
         path.unlink()
         last = content.chunks[1]
-        assert writing.encoded(last.hash, last.bytes) == sent(b"and more")
+        assert b"".join(writing.encoded(last.hash, last.bytes, bytearray(PIECE))) == sent(b"and more")
         assert chunks.slabs_of(FIRST, OWNER) == []

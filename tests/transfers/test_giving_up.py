@@ -22,7 +22,7 @@ NONE: Any = None
 
 
 def leaving(max_standstill_ms: float | None = None) -> Leaving:
-    found = Leaving("t", (), 1, "two", (), NONE, max_standstill_ms)
+    found = Leaving("t", (), 1, "two", (), NONE, max_standstill_ms, NONE)
     found.stopped_at = None if max_standstill_ms is None else time.monotonic()
     return found
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import os
+import signal
 import socket
 import tempfile
+import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -21,9 +25,9 @@ from xmigd import __version__
 from xmigd.checkpoints.content import HEADER, MAGIC, RESERVED
 from xmigd.errors import Unavailable
 from xmigd.native import read_layout
-from xmigd.peers.certificates import FILE, client_context, open_identity, server_name
+from xmigd.peers.certificates import FILE, Identity, client_context, open_identity, server_name
+from xmigd.transfers.wire import BULK, LONGEST, LONGEST_PAYLOAD, PREFIX, Line
 from xmigd.transfers.wire import HEADER as FRAME
-from xmigd.transfers.wire import LONGEST, LONGEST_PAYLOAD, PREFIX, Line
 
 Connect = Callable[[str], Line]
 
@@ -174,13 +178,66 @@ def test_a_peer_that_lies(nodes: list[PeerNode], connect: Connect, native_dir: P
     assert nodes[1].client.get("/v1/processes") == []
 
 
+def bring(nodes: list[PeerNode], transfer: str, identity: Identity, *, claims: str = "friend") -> Line:
+    """A connection for pieces of this transfer, from who has this identity."""
+    context = client_context(identity, open_identity(nodes[1].folder).certificate)
+    host, _, port = nodes[1].address.rpartition(":")
+    sock = socket.create_connection((host, int(port)), 10)
+    sock.sendall(BULK + transfer.encode())
+    try:
+        return Line(context.wrap_socket(sock, server_hostname=server_name(claims)))
+    except OSError:
+        sock.close()
+        raise
+
+
+def pumps(node: PeerNode) -> list[int]:
+    """Processes that it has for connections with pieces."""
+    assert node.process is not None
+    children = Path(f"/proc/{node.process.pid}/task").glob("*/children")
+    pids = [int(pid) for each in children for pid in each.read_text().split()]
+    return [pid for pid in pids if b"pump.py" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def test_who_brings_pieces(nodes: list[PeerNode], connect: Connect, native_dir: Path, tmp_path: Path) -> None:
+    """Only the peer whose transfer it is, and nobody before that transfer has begun or once it is over."""
+    friend, stranger = open_identity(nodes[0].folder), open_identity(tmp_path)
+    line, transfer, content = connect("friend"), "8" * 32, b"content"
+    name = hashlib.sha256(content).hexdigest()
+    piece = {"op": "piece", "transfer": transfer, "hash": name, "bytes": len(content)}
+    encoded = HEADER.pack(MAGIC, 0, RESERVED, zlib.crc32(content), len(content)) + content
+    with pytest.raises(OSError, match=r"reset|EOF|closed|broken"):
+        bring(nodes, transfer, friend)
+    assert line.call({"op": "begin", "transfer": transfer, "needs": needs(native_dir)})[0]["streams"] is True
+    with pytest.raises(Unavailable), contextlib.closing(bring(nodes, transfer, stranger)) as brings:
+        brings.call(piece, encoded)
+    lacking = {"op": "lacking", "transfer": transfer}
+    assert line.call(lacking, bytes.fromhex(name))[1] == b"\x01"
+    with contextlib.closing(bring(nodes, transfer, friend)) as brings:
+        assert brings.call(piece, encoded) == ({}, b"")
+        assert brings.call(piece, encoded) == ({}, b"")
+        assert line.call(lacking, bytes.fromhex(name))[1] == b"\x00"
+        (pump,) = pumps(nodes[1])
+        os.kill(pump, signal.SIGKILL)
+        with pytest.raises(Unavailable):
+            brings.call(piece, encoded)
+    with contextlib.closing(bring(nodes, transfer, friend)) as brings:
+        other = hashlib.sha256(b"another").hexdigest()
+        assert refused(brings, piece | {"hash": other}, encoded) == "damaged"
+        assert line.call({"op": "drop", "transfer": transfer})[0]["state"] == "dropped"
+        assert refused(brings, piece, encoded) == "transfer_over"
+    wait_until(lambda: not pumps(nodes[1]), "processes without connections have ended")
+    with pytest.raises(OSError, match=r"reset|EOF|closed|broken"):
+        bring(nodes, transfer, friend)
+
+
 def test_messages_that_are_too_long(connect: Connect) -> None:
     for length, more in ((LONGEST + 1, 0), (2, LONGEST_PAYLOAD + 1), (1 << 31, 1 << 63)):
         line = connect("friend")
-        line._sock.sendall(FRAME.pack(length, more))
+        line.sock.sendall(FRAME.pack(length, more))
         assert ends(line)
     line = connect("friend")
-    line._sock.sendall(FRAME.pack(4, 0) + b"[1]]")
+    line.sock.sendall(FRAME.pack(4, 0) + b"[1]]")
     assert ends(line)
 
 
@@ -193,7 +250,7 @@ def test_what_is_behind_requests_has_a_bound(nodes: list[PeerNode], connect: Con
         return int(status.read_text().split("VmHWM:")[1].split()[0]) << 10
 
     def send_most(line: Line) -> None:
-        line._sock.sendall(FRAME.pack(2, size) + b"{}" + bytes(size - 1))
+        line.sock.sendall(FRAME.pack(2, size) + b"{}" + bytes(size - 1))
         line.close()
 
     size, before, lines = LONGEST_PAYLOAD - 1, peak(), [connect("friend") for _ in range(6)]

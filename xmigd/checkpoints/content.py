@@ -145,7 +145,7 @@ class Chunks:
                 piece = place[: read_into(file, place)]
         except OSError as error:
             raise Damaged(f"piece {name[:12]} cannot be read: {error.strerror}") from None
-        return piece, _checked(piece, name, size)
+        return piece, checked(piece, name, size)
 
     def slabs_of(self, manifest: str, owner: int) -> list[tuple[Slab, Fd]]:
         """Memory that has its content as it is, of this user's programs, open for reading. Raises OSError: no
@@ -236,7 +236,7 @@ class Chunks:
             self._sound.discard(name)
             if (elsewhere := self.elsewhere(name, size)) is None:
                 raise
-            return _checked(elsewhere, name, size)
+            return checked(elsewhere, name, size)
 
     @contextlib.contextmanager
     def writing(self, *, owner: int | None = None, durable: bool = True) -> Iterator[Writing]:
@@ -436,19 +436,19 @@ class Writing:
         """That these take, after `sync`; None: they are in host memory only. Raises OSError."""
         return sum(self._chunks.path(name).stat().st_size for name in names) if self.on_disk else None
 
-    def take(self, name: str, size: int, piece: bytes) -> int:
+    def take(self, name: str, size: int, piece: Bytes) -> int:
         """Keep a piece as another node has encoded it, if it has this hash. Returns the bytes that it took on disk.
         Raises Damaged; OSError: no room."""
-        decode(piece, name, size)
+        checked(piece, name, size)
         return self._chunks.keep(name, size, lambda: (piece,))
 
     def lacks(self, name: str) -> bool:
         """Would another node have to send it?"""
         return not self._chunks.path(name).exists()
 
-    def encoded(self, name: str, size: int) -> bytes:
-        """As `Chunks.encoded`."""
-        return self._chunks.encoded(name, size)
+    def encoded(self, name: str, size: int, buffer: bytearray) -> tuple[Bytes, ...]:
+        """As `Chunks.encoded`, in parts, of which some may be in this buffer, which has room for a piece."""
+        return (self._chunks.encoded(name, size),)
 
     def _settle(self, name: str, size: int) -> int:
         """Bytes that it took on the disk. Any thread's."""
@@ -515,7 +515,7 @@ def check_places(content: Content) -> None:
 
 def decode(piece: bytes, name: str, size: int) -> bytes:
     """The content of a piece that has this hash and size. Raises Damaged, before it takes more memory than the size."""
-    return bytes(_checked(piece, name, size))
+    return bytes(checked(piece, name, size))
 
 
 def encode(content: Bytes) -> tuple[bytes, Bytes]:
@@ -549,8 +549,9 @@ def _packed(content: Bytes, encoding: int) -> bytes:
     return _own.compressor.compress(content if encoding == ZSTD else split(content, encoding, _own.planes))
 
 
-def _checked(piece: Bytes, name: str, size: int) -> Bytes:
+def checked(piece: Bytes, name: str, size: int) -> Bytes:
     """As `decode`; it may be a part of `piece`, or of memory that this thread uses for the next one."""
+    piece = memoryview(piece)
     content = _decoded(piece[: HEADER.size], piece[HEADER.size :], size)
     if content is None or hashlib.sha256(content).hexdigest() != name:
         raise Damaged(f"piece {name[:12]} is not what was kept under this hash")

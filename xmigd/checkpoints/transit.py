@@ -17,12 +17,12 @@ import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from xmigd.checkpoints.content import PIECE, Chunks, Source, Writing, decode, encode, read_all
+from xmigd.checkpoints.content import PIECE, Chunks, Source, Writing, checked, encode, read_all
 from xmigd.checkpoints.memory import Slab
 from xmigd.checkpoints.planes import Bytes
 from xmigd.host_memory import RESERVE, available_memory
 from xmigd.ids import new_id
-from xmigd.ipc.fds import Fd, close_all, write_all
+from xmigd.ipc.fds import Fd, free, write_all
 from xmigd.memory.host_pool import make_file, make_huge
 
 SLAB = 64 << 20  # bytes of memory that is made at once: what a server makes for a copy
@@ -55,7 +55,7 @@ class Transit(Writing):
         super().close()
         with self._lock:
             self._closed = True
-            close_all(self._slabs.values())
+            free(self._slabs.values())
             self._slabs, self._places, self._unfilled = {}, {}, []
 
     # --- what is stored -----------------------------------------------------------------------------------------------
@@ -75,8 +75,8 @@ class Transit(Writing):
             self._note(source.slab, at, name, len(content))
         return name, 0
 
-    def take(self, name: str, size: int, piece: bytes) -> int:
-        return self._store(name, decode(piece, name, size))
+    def take(self, name: str, size: int, piece: Bytes) -> int:
+        return self._store(name, checked(piece, name, size))
 
     def has(self, names: Iterable[str]) -> bool:
         return all(name in self._places or self._chunks.is_sound(name) for name in names if name)
@@ -143,9 +143,9 @@ class Transit(Writing):
             file.close()
         return content if hashlib.sha256(content).hexdigest() == name else None
 
-    def encoded(self, name: str, size: int) -> bytes:
-        found = self.read(name, size, bytearray(size))
-        return self._chunks.encoded(name, size) if found is None else b"".join(encode(found))
+    def encoded(self, name: str, size: int, buffer: bytearray) -> tuple[Bytes, ...]:
+        found = self.read(name, size, buffer)
+        return super().encoded(name, size, buffer) if found is None else encode(found)
 
     def slabs_of(self, owner: int) -> list[tuple[Slab, Fd]]:
         """This user's, open for reading. Raises OSError: no descriptors."""

@@ -33,13 +33,14 @@ from xmigd.supervisor.process import Process
 from xmigd.supervisor.supervisor import Supervisor
 from xmigd.transfers import repository as transfers
 from xmigd.transfers.departures import Departures
+from xmigd.transfers.wire import Payload
 
 KIND = "order"  # operations
 WAIT = 1.0  # seconds, at most, that a request for the state of an order waits: a lost lease is noticed between two
 KEPT = 1000  # orders for a job whose tokens are looked at
 BETWEEN = 0.5  # seconds between two looks at a transfer that an earlier daemon has begun
 
-Handler = Callable[[str, dict[str, Any], bytes], Awaitable[dict[str, Any]]]
+Handler = Callable[[str, dict[str, Any], Payload], Awaitable[dict[str, Any]]]
 OrderId = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 
 
@@ -85,7 +86,7 @@ class Orders:
     def or_else(self, others: Handler) -> Handler:
         """What peers request: orders, or what `others` handle."""
 
-        async def handle(peer: str, request: dict[str, Any], payload: bytes) -> dict[str, Any]:
+        async def handle(peer: str, request: dict[str, Any], payload: Payload) -> dict[str, Any]:
             op = request.get("op")
             if op not in ("order", "order-state", "order-cancel"):
                 return await others(peer, request, payload)

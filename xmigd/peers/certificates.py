@@ -71,14 +71,14 @@ class Trust:
     fifth of a millisecond. Every thread may use the contexts."""
 
     def __init__(self, identity: Identity) -> None:
-        self._identity = identity
+        self.identity = identity
         self.server, self.client = self.made_for(())
 
     def made_for(self, trusted: Iterable[str]) -> tuple[ssl.SSLContext, ssl.SSLContext]:
         """Contexts, of the server and of the client, for these certificates (PEM) and no others. Blocks: 0.4 s for a
         thousand."""
         known = list(trusted)
-        return server_context(self._identity, known), client_context(self._identity, *known)
+        return server_context(self.identity, known), client_context(self.identity, *known)
 
     def add(self, certificate: str) -> None:
         for context in (self.server, self.client):

@@ -19,7 +19,7 @@ from xmigd.devices.names import devices_of
 from xmigd.errors import Conflict, ProcessLocation, Unavailable
 from xmigd.ipc import messages as m
 from xmigd.ipc.channel import Peer
-from xmigd.ipc.fds import Fd, close_all
+from xmigd.ipc.fds import Fd, close_all, free
 from xmigd.memory.backlog import Backlog
 from xmigd.memory.handles import MAX_HANDLES, Handle, make_handle
 from xmigd.process import events as e
@@ -248,8 +248,8 @@ class Moving:
             case v.Switch():
                 self._switch(instruction)
             case v.DropDeviceMemory():
-                for number in [h.id for h in self._process.handles.values() if h.kind == "device"]:
-                    self._process.handles.pop(number).fd.close()
+                numbers = [h.id for h in self._process.handles.values() if h.kind == "device"]
+                free([self._process.handles.pop(number).fd for number in numbers])
                 self._process.fd_store.forget(self._process.row.id)  # its holder has what there is to keep
                 self._process.has_slots(())
             case v.SaveMigration() | v.Progress():
@@ -354,7 +354,7 @@ class Moving:
             on_source = handle.kind == "shadow" and not handle.on_host
             if handle.kind == "device" or (on_source and through_host):
                 del process.handles[handle.id]
-                handle.fd.close()
+                free([handle.fd])
             elif on_source:
                 process.handles[handle.id] = Handle(
                     handle.id, handle.kind, handle.size, handle.fd, m.pack_foreign(handle.message), handle.name,

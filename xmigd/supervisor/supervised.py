@@ -19,7 +19,7 @@ from xmigd.devices.header import Stall, stall
 from xmigd.ipc import exits
 from xmigd.ipc import messages as m
 from xmigd.ipc.channel import Peer
-from xmigd.ipc.fds import Fd, close_all
+from xmigd.ipc.fds import Fd, close_all, free
 from xmigd.logs.log import JobLog
 from xmigd.memory.fd_store import FdStore
 from xmigd.memory.handles import MAX_HANDLES, JobMemory, make_handle
@@ -218,7 +218,7 @@ class Supervised(ProcessState, ABC):
             pidfd.close()
 
     def _close_handles(self) -> None:
-        close_all(handle.fd for handle in self.handles.values())
+        free(handle.fd for handle in self.handles.values())
         self.handles.clear()
 
     def _close_log(self) -> None:
@@ -254,7 +254,7 @@ class Supervised(ProcessState, ABC):
     def drop_handle(self, number: int) -> None:
         """Its server needs it no longer."""
         if (handle := self.handles.pop(number, None)) is not None:
-            handle.fd.close()
+            free([handle.fd])
             self.moving.source_dropped(handle)
             self._preload.dropped(handle)
 

@@ -48,7 +48,7 @@ from xmigd.supervisor.supervisor import Supervisor
 from xmigd.transfers import records, repository
 from xmigd.transfers.needs import MOST_PROGRAMS, Needs, choose, general, judge, judge_all
 from xmigd.transfers.stopped import are_whole, left, written
-from xmigd.transfers.wire import LONGEST_PAYLOAD
+from xmigd.transfers.wire import LONGEST_PAYLOAD, Payload
 
 KIND = "arrival"  # operations
 MOST = 8  # that come at once
@@ -107,7 +107,7 @@ class Arrivals:
         """Bytes behind a request."""
         return LONGEST_PAYLOAD if self._takes(peer) else 0
 
-    def in_thread(self, peer: str, request: dict[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes] | None:
+    def in_thread(self, peer: str, request: dict[str, Any], payload: Payload) -> tuple[dict[str, Any], bytes] | None:
         """Requests about content. None: it is another one. Raises Conflict, Damaged, Unavailable, ProtocolError."""
         op = request.get("op")
         if op not in ("lacking", "piece", "manifest"):
@@ -134,13 +134,13 @@ class Arrivals:
             raise Unavailable(f"it cannot be stored: {error.strerror}", code="store_failed", hint="make room") from None
 
     @staticmethod
-    def _lacking(writing: Writing, hashes: bytes) -> bytes:
+    def _lacking(writing: Writing, hashes: Payload) -> bytes:
         if len(hashes) % 32:
             raise ProtocolError("hashes that are none")
         names = (hashes[at : at + 32].hex() for at in range(0, len(hashes), 32))
         return bytes(1 if writing.lacks(name) else 0 for name in names)
 
-    async def in_loop(self, peer: str, request: dict[str, Any], _: bytes) -> dict[str, Any]:
+    async def in_loop(self, peer: str, request: dict[str, Any], _: Payload) -> dict[str, Any]:
         """All others. Raises XmigError."""
         op, id = request.get("op"), request.get("transfer")
         if not self._takes(peer) and not (isinstance(id, str) and await self._is_of(id, peer)):
@@ -203,7 +203,7 @@ class Arrivals:
             self._check_of(row, peer)
             if row["state"] != "receiving" or id not in self._receiving:
                 raise Conflict("that transfer is over", code="transfer_over")
-            return {"device": row["target"]}
+            return {"device": row["target"], "streams": True}
         if len(self._receiving) >= MOST:
             raise Unavailable(f"{MOST} programs are coming already", code="too_many_transfers", hint="ask again later")
         await self._checkpoints.criu.check()
@@ -233,7 +233,12 @@ class Arrivals:
         self._receiving[id] = receiving
         receiving.heard = time.monotonic()
         self._publish(values)
-        return {"device": device}
+        return {"device": device, "streams": True}
+
+    def sender(self, id: str) -> str | None:
+        """Of the content of one that is under way: the peer."""
+        receiving = self._receiving.get(id)
+        return None if receiving is None else receiving.peer
 
     async def _chosen(self, needs: Needs, named: list[str]) -> list[list[str]]:
         """These devices in turn, or those with the most room: of each program. Raises Conflict with what prevents

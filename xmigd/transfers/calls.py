@@ -1,4 +1,4 @@
-"""To call a peer: one request and its answer, or many pieces over several connections at once."""
+"""To call a peer: one request and its answer."""
 
 from __future__ import annotations
 
@@ -6,25 +6,15 @@ import asyncio
 import contextlib
 import re
 import socket
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from typing import Any
 
-from xmigd.checkpoints.content import Writing
-from xmigd.checkpoints.manifest import Chunk
 from xmigd.errors import Conflict, NotFound, ProtocolError, TooManyRequests, Unavailable, XmigError
 from xmigd.peers.certificates import fingerprint_of, server_name
 from xmigd.peers.known import KnownPeer, split_address
 from xmigd.peers.links import PeerLinks
 from xmigd.text import harmless
-from xmigd.transfers.wire import PREFIX, STEP, Closing, Line, lost, prepare
-
-STREAMS = 8  # connections at once
-WINDOW = 4  # pieces on one connection that were sent and not acknowledged
-HASHES = 1 << 15  # that are compared with one request
-
-Sent = Callable[[int], None]  # bytes of content that the peer has by now, of those that it lacked
+from xmigd.transfers.wire import PREFIX, STALL, STEP, Closing, Line, Payload, lost, prepare
 
 
 class Calls:
@@ -55,83 +45,38 @@ class Calls:
 
     def exchange(
         self, peer: str, body: dict[str, Any], closing: Closing, payload: bytes = b""
-    ) -> tuple[dict[str, Any], bytes]:
+    ) -> tuple[dict[str, Any], Payload]:
         """The same, with what comes behind the answer."""
-        with self._line(self.check_known(peer), closing) as line:
+        with self.line(peer, closing) as line:
             answer, more = line.call(body, payload)
             return answered(peer, answer), more
 
-    def send_content(
-        self, peer: str, transfer: str, writing: Writing, pieces: Sequence[Chunk], sent: Sent, closing: Closing
-    ) -> int:
-        """Those of these pieces that the peer lacks. Returns their bytes. Blocks, until `closing` ends it. Raises as
-        `call`, and Damaged."""
-        known = self.check_known(peer)
-        different = list({piece.hash: piece for piece in pieces}.values())
-        lacking: list[Chunk] = []
-        with self._line(known, closing) as line:
-            for at in range(0, len(different), HASHES):
-                some = different[at : at + HASHES]
-                hashes = b"".join(bytes.fromhex(piece.hash) for piece in some)
-                answer, bits = line.call({"op": "lacking", "transfer": transfer}, hashes)
-                answered(peer, answer)
-                if len(bits) != len(some):
-                    raise ProtocolError(f"{peer} does not say which pieces it lacks")
-                lacking += [piece for piece, bit in zip(some, bits, strict=True) if bit]
-        total, lock, failed = 0, threading.Lock(), threading.Event()
-        waiting = iter(lacking)
-
-        def next_piece() -> Chunk | None:
-            with lock:
-                return None if failed.is_set() else next(waiting, None)
-
-        def acknowledged(line: Line, piece: Chunk) -> None:
-            nonlocal total
-            answered(peer, line.answer()[0])
-            with lock:
-                total += piece.bytes
-                sent(total)
-
-        def stream() -> None:
-            try:
-                with self._line(known, closing) as line:
-                    under_way: list[Chunk] = []
-                    while (piece := next_piece()) is not None:
-                        body = {"op": "piece", "transfer": transfer, "hash": piece.hash, "bytes": piece.bytes}
-                        line.send(body, writing.encoded(piece.hash, piece.bytes))
-                        under_way.append(piece)
-                        if len(under_way) >= WINDOW:
-                            acknowledged(line, under_way.pop(0))
-                    for piece in under_way:
-                        acknowledged(line, piece)
-            except BaseException:
-                failed.set()
-                raise
-
-        if lacking:
-            count = min(STREAMS, len(lacking))
-            with ThreadPoolExecutor(count) as pool:
-                for done in [pool.submit(stream) for _ in range(count)]:
-                    done.result()
-        return total
-
     @contextlib.contextmanager
-    def _line(self, peer: KnownPeer, closing: Closing) -> Iterator[Line]:
-        """To the peer and nobody else. Raises Unavailable."""
+    def line(self, peer: str, closing: Closing) -> Iterator[Line]:
+        """As `connect`, until the caller is done with it."""
+        line = self.connect(peer, closing)
+        with contextlib.closing(line), closing.of(line.sock):
+            yield line
+
+    def connect(self, peer: str, closing: Closing, first: bytes = PREFIX) -> Line:
+        """To the peer and nobody else; `first`: what it is. Raises NotFound, Unavailable."""
+        known = self.check_known(peer)
         with contextlib.ExitStack() as stack:
             try:
-                sock = stack.enter_context(socket.create_connection(split_address(peer.address), STEP))
+                sock = stack.enter_context(socket.create_connection(split_address(known.address), STEP))
                 stack.enter_context(closing.of(sock))
                 prepare(sock)
-                sock.sendall(PREFIX)
-                wrapped = stack.enter_context(
-                    self._links.trust.client.wrap_socket(sock, server_hostname=server_name(self._links.node))
-                )  # fmt: skip
+                sock.sendall(first)
+                if first != PREFIX:
+                    sock.settimeout(STALL)  # a process has to start there
+                wrapped = self._links.trust.client.wrap_socket(sock, server_hostname=server_name(self._links.node))
             except OSError as error:
                 raise lost(error) from None
-            if fingerprint_of(wrapped.getpeercert(binary_form=True) or b"") != peer.fingerprint:
-                raise Unavailable(f"{peer.name} has another certificate", code="peer_unreachable")
-            yield Line(wrapped)
+            line = Line(wrapped)
+            if fingerprint_of(wrapped.getpeercert(binary_form=True) or b"") != known.fingerprint:
+                line.close()
+                raise Unavailable(f"{peer} has another certificate", code="peer_unreachable")
+            return line
 
 
 def answered(peer: str, answer: dict[str, Any]) -> dict[str, Any]:

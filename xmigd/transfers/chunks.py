@@ -24,7 +24,7 @@ from xmigd.supervisor.far_chunks import PATIENCE, TURN, FarRank, Found, room_for
 from xmigd.supervisor.process import Process
 from xmigd.transfers.calls import Calls
 from xmigd.transfers.door import Quick
-from xmigd.transfers.wire import Closing
+from xmigd.transfers.wire import Closing, Payload
 
 AT_ONCE = 2  # requests of this node, and of others at it
 
@@ -100,7 +100,7 @@ class ChunkExchange:
     def or_else(self, others: Quick) -> Quick:
         """What peers request, in the thread of the connection: chunks, or what `others` handle."""
 
-        def handle(peer: str, request: dict[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes] | None:
+        def handle(peer: str, request: dict[str, Any], payload: Payload) -> tuple[dict[str, Any], bytes] | None:
             if request.get("op") != "chunks":
                 return others(peer, request, payload)
             try:

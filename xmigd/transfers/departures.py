@@ -49,6 +49,7 @@ from xmigd.transfers import records, repository
 from xmigd.transfers.calls import Calls
 from xmigd.transfers.needs import Needs, needs_of
 from xmigd.transfers.stopped import left, written
+from xmigd.transfers.streams import Streams
 from xmigd.transfers.wire import Closing
 from xmigd.waiting import happens
 
@@ -77,6 +78,7 @@ class Leaving:
     devices: Sequence[str]  # that are requested, in turn; none: the peer chooses
     needs: Needs
     max_standstill_ms: float | None
+    streams: Streams
     publish: Sequence[str] = ()  # ports at the peer, of the job's network
     permit: Permit | None = None  # right before the point of no return: may it go?
     stopped_at: float | None = None  # monotonic seconds
@@ -156,9 +158,13 @@ class Departures:
             devices = _in_order(making.processes, devices)
         process = making.processes[0]
         id = id or new_id()
-        leaving = Leaving(id, making.processes, making.root, peer, devices, needs, max_downtime_ms, publish, permit)
+        leaving = Leaving(
+            id, making.processes, making.root, peer, devices, needs, max_downtime_ms, Streams(self._calls, peer, id),
+            publish, permit,
+        )  # fmt: skip
         # It may not be there any more, or may not want it: that is known before anything is written down.
         begun = await self._calls.call(peer, self._begin(leaving))
+        leaving.streams.apart = begun.get("streams") is True  # peers of an earlier version have none
         target = str(begun.get("device", ""))[:64]
         values = {
             "id": id, "direction": "out", "peer": peer, "state": "copying", "job_id": process.job.id,
@@ -242,6 +248,7 @@ class Departures:
                     fits = self._checkpoints.making(leaving.processes[0], stop=False).has_room_in_transit()
                     content = in_transit(chunks, leaving.id, uid) if fits else chunks.writing()
                     writing = stack.enter_context(content)
+                stack.callback(leaving.streams.close)
                 making = await self._send(operation, leaving, writing, record)
             return await self._switch(operation, leaving, making, record)
         except Exception as error:
@@ -325,9 +332,7 @@ class Departures:
         def sent(count: int) -> None:
             loop.call_soon_threadsafe(lambda: operation.progress("sending", processed_bytes=count))
 
-        copied = await _unless_given_up(
-            operation, leaving, partial(self._calls.send_content, leaving.peer, leaving.id, writing, pieces, sent)
-        )
+        copied = await _unless_given_up(operation, leaving, partial(leaving.streams.send, writing, pieces, sent))
         making.took["send_ms"] = (time.monotonic() - sending) * 1e3
         record.round(copied, total, (time.monotonic() - began) * 1e3)
         return manifest

@@ -21,7 +21,8 @@ from xmigd.peers.certificates import fingerprint_of
 from xmigd.peers.links import PeerLinks
 from xmigd.text import harmless
 from xmigd.transfers.calls import as_answer
-from xmigd.transfers.wire import LONGEST_PAYLOAD, PREFIX, STEP, Line, prepare
+from xmigd.transfers.pumps import read_first, start_pump
+from xmigd.transfers.wire import BULK, ID, LONGEST_PAYLOAD, PREFIX, STEP, Line, Payload, prepare
 
 CONNECTIONS = 40  # of one peer at once
 HELD = LONGEST_PAYLOAD  # bytes behind requests of one peer that are in memory at once
@@ -29,8 +30,8 @@ PATIENCE = 120.0  # seconds that a request may take in the loop
 
 logger = log.get("transfers")
 
-Handler = Callable[[str, dict[str, Any], bytes], Awaitable[dict[str, Any]]]
-Quick = Callable[[str, dict[str, Any], bytes], tuple[dict[str, Any], bytes] | None]  # None: it is for the loop
+Handler = Callable[[str, dict[str, Any], Payload], Awaitable[dict[str, Any]]]
+Quick = Callable[[str, dict[str, Any], Payload], tuple[dict[str, Any], bytes] | None]  # None: it is for the loop
 Longest = Callable[[str], int]  # bytes behind a request of this peer
 
 
@@ -64,8 +65,13 @@ class _Room:
 class Door:
     """`in_loop` handles requests in the loop, `in_thread` those about content, in the connection's thread."""
 
-    def __init__(self, links: PeerLinks, *, in_loop: Handler, in_thread: Quick, longest: Longest) -> None:
+    def __init__(
+        self, links: PeerLinks, *, in_loop: Handler, in_thread: Quick, longest: Longest,
+        sender: Callable[[str], str | None] = lambda transfer: None,
+    ) -> None:  # fmt: skip
+        """`sender`: the peer whose pieces of this transfer are expected."""
         self._links = links
+        self._sender = sender
         self._in_loop = in_loop
         self._in_thread = in_thread
         self._longest = longest
@@ -74,21 +80,47 @@ class Door:
         self._lock = threading.Lock()
         self._room = _Room()
         links.other_connections[PREFIX] = self.welcome
+        links.other_connections[BULK] = self.welcome_pieces
 
     async def welcome(self, sock: socket.socket) -> None:
         """A connection whose first byte is ours. Returns once it is known who is there. Raises OSError, ValueError."""
-        welcomed: asyncio.Future[None] = self._loop.create_future()
         prepare(sock)
         sock.recv(len(PREFIX))
         wrapped = self._links.trust.server.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
-        threading.Thread(target=self._serve, args=(wrapped, welcomed), daemon=True, name="transfer").start()
+        await self._begin(self._serve, wrapped)
+
+    async def welcome_pieces(self, sock: socket.socket) -> None:
+        """One for pieces of a transfer. Returns once it is known whose they are. Raises OSError, ValueError."""
+        prepare(sock)
+        await self._begin(self._serve_apart, sock)
+
+    async def _begin(self, serve: Callable[[Any, asyncio.Future[None]], None], sock: socket.socket) -> None:
+        welcomed: asyncio.Future[None] = self._loop.create_future()
+        threading.Thread(target=serve, args=(sock, welcomed), daemon=True, name="transfer").start()
         try:
             async with asyncio.timeout(STEP):
                 await welcomed
         except BaseException:
             with contextlib.suppress(OSError):
-                wrapped.shutdown(socket.SHUT_RDWR)  # its thread ends
+                sock.shutdown(socket.SHUT_RDWR)  # its thread ends
             raise
+
+    def _serve_apart(self, sock: socket.socket, welcomed: asyncio.Future[None]) -> None:
+        """Another process has the connection (pump.py), which lets only that peer in."""
+        with sock:
+            try:
+                transfer = read_first(sock, len(BULK) + ID)[len(BULK) :].decode("ascii", "replace")
+                peer = self._sender(transfer)
+                known = None if peer is None else self._links.peer(peer)
+                if peer is None or known is None or known.certificate is None:
+                    raise ValueError("nothing of that transfer is expected")
+                process, pair = start_pump(sock, self._links.trust.identity, known.certificate)
+            except (OSError, ValueError) as error:
+                self._report(welcomed, error)
+                return
+        self._report(welcomed, None)
+        with process, pair:
+            self._answer_peer(peer, pair)
 
     def _serve(self, wrapped: ssl.SSLSocket, welcomed: asyncio.Future[None]) -> None:
         try:
@@ -104,11 +136,15 @@ class Door:
             self._report(welcomed, ValueError(f"nobody here has the fingerprint {fingerprint}"))
             return
         self._report(welcomed, None)
+        with wrapped:
+            self._answer_peer(peer, wrapped)
+
+    def _answer_peer(self, peer: str, sock: socket.socket) -> None:
         with self._lock:
             self._open[peer] += 1
             full = self._open[peer] > CONNECTIONS
         try:
-            self._answer_all(peer, Line(wrapped), full=full)
+            self._answer_all(peer, Line(sock), full=full)
         except EOFError:
             pass
         except (XmigError, RuntimeError, CancelledError) as error:  # the last two: this daemon ends
@@ -118,7 +154,6 @@ class Door:
         finally:
             with self._lock:
                 self._open[peer] -= 1
-            wrapped.close()
 
     def _answer_all(self, peer: str, line: Line, *, full: bool) -> None:
         while True:
@@ -139,7 +174,7 @@ class Door:
                 del payload
             line.send(*found)
 
-    async def _handle(self, peer: str, request: dict[str, Any], payload: bytes) -> dict[str, Any]:
+    async def _handle(self, peer: str, request: dict[str, Any], payload: Payload) -> dict[str, Any]:
         return await self._in_loop(peer, request, payload)
 
     def _report(self, welcomed: asyncio.Future[None], error: Exception | None) -> None:

@@ -24,7 +24,7 @@ from xmigd.memory.retained import Owner, Retained
 from xmigd.supervisor.unique import MOST_CHUNKS, after
 from xmigd.transfers.calls import Calls
 from xmigd.transfers.door import Quick
-from xmigd.transfers.wire import Closing
+from xmigd.transfers.wire import Closing, Payload
 
 PATIENCE = 10.0  # seconds, for an answer of the loop
 AT_ONCE = 2  # that content is sent: recoveries and launches need threads and connections, too
@@ -114,9 +114,9 @@ class NeighbourExchange:
         bits = await self._exchange(threads, node, request, payload)
         if len(bits) != len(hashes) or not set(bits) <= {0, 1}:
             raise ProtocolError(f"{node} answers what was not requested")
-        return bits
+        return bytes(bits)
 
-    async def _exchange(self, threads: ThreadPoolExecutor, node: str, request: _Request, payload: bytes) -> bytes:
+    async def _exchange(self, threads: ThreadPoolExecutor, node: str, request: _Request, payload: bytes) -> Payload:
         closing = Closing()
         try:
             body = request.model_dump(mode="json")
@@ -143,7 +143,7 @@ class NeighbourExchange:
     def or_else(self, others: Quick) -> Quick:
         """What peers request, in the thread of the connection: this, or what `others` handle."""
 
-        def handle(peer: str, request: dict[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes] | None:
+        def handle(peer: str, request: dict[str, Any], payload: Payload) -> tuple[dict[str, Any], bytes] | None:
             if request.get("op") not in ("held", "retain", "content"):
                 return others(peer, request, payload)
             try:
@@ -154,7 +154,7 @@ class NeighbourExchange:
 
         return handle
 
-    def _answer(self, peer: str, wanted: HeldRequest | RetainRequest | ContentRequest, payload: bytes) -> bytes:
+    def _answer(self, peer: str, wanted: HeldRequest | RetainRequest | ContentRequest, payload: Payload) -> bytes:
         match wanted:
             case HeldRequest(nodes=nodes, round=round):
                 self._check(peer, nodes)
@@ -172,7 +172,7 @@ class NeighbourExchange:
             case ContentRequest(nodes=nodes, process=process, hashes=hashes):
                 if len(payload) != len(hashes) * m.CHUNK:
                     raise ProtocolError("content of another length than its chunks have")
-                self._retained.put(Owner(peer, nodes, process), hashes, payload)
+                self._retained.put(Owner(peer, nodes, process), hashes, bytes(payload))
                 return b""
 
     def left(self, nodes: str) -> None:
@@ -204,7 +204,7 @@ class NeighbourExchange:
             raise Unavailable("the daemon has not answered") from None
 
 
-def _hashes(payload: bytes) -> Sequence[int]:
+def _hashes(payload: Payload) -> Sequence[int]:
     if not payload or len(payload) % HASH or len(payload) > MOST_CHUNKS * HASH:
         raise ProtocolError("hashes of another length, or too many")
     found = array("Q")

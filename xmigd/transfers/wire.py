@@ -11,25 +11,30 @@ import array
 import contextlib
 import fcntl
 import json
+import os
 import socket
-import ssl
 import struct
 import termios
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from xmigd.checkpoints.planes import Bytes
 from xmigd.errors import ProtocolError, Unavailable
 
 PREFIX = b"T"  # a record of TLS never begins with it
+BULK = b"B"  # nor with this one: pieces of the transfer with the id of ID bytes behind it
+ID = 32
 HEADER = struct.Struct(">IQ")  # bytes of JSON, bytes of the payload
 LONGEST = 1 << 20  # bytes of JSON
 LONGEST_PAYLOAD = 64 << 20  # bytes: a manifest of 1 TiB
 STEP = 5.0  # seconds for connecting with TLS
 STALL = 20.0  # seconds in which nothing at all comes or goes
-BLOCK = 64 << 10  # bytes that are written at once: each has that time
+BLOCK = 512 << 10  # bytes that are written at once: each has that time
 KEEPALIVE = ((socket.TCP_KEEPIDLE, 2), (socket.TCP_KEEPINTVL, 2), (socket.TCP_KEEPCNT, 4))
 GIVEN_UP = 10_000  # ms after which what was sent and not received is a lost connection
+
+Payload = bytes | bytearray
 
 
 class Closing:
@@ -50,7 +55,8 @@ class Closing:
     @contextlib.contextmanager
     def of(self, sock: socket.socket) -> Iterator[None]:
         """That of this socket, too. Meanwhile TLS may take the socket over."""
-        with sock.dup() as own:  # a descriptor that nobody else closes: its number is no other file's
+        # A descriptor that nobody else closes: its number is no other file's.
+        with socket.socket(fileno=os.dup(sock.fileno())) as own:
             with self._lock:
                 self._open.add(own)
                 if self._closed:
@@ -73,26 +79,27 @@ def _end(sock: socket.socket) -> None:
 class Line:
     """One connection. Its methods block; one thread at a time uses it."""
 
-    def __init__(self, sock: ssl.SSLSocket) -> None:
-        self._sock = sock
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
         sock.settimeout(STALL)
 
-    def send(self, body: dict[str, Any], payload: bytes = b"") -> None:
-        """Raises Unavailable: the connection is lost."""
+    def send(self, body: dict[str, Any], *payload: Bytes) -> None:
+        """`payload`: in parts. Raises Unavailable: the connection is lost."""
         text = json.dumps(body, separators=(",", ":")).encode()
         if len(text) > LONGEST:
             raise ProtocolError(f"a message of {len(text)} bytes; at most {LONGEST} are sent")
         try:
-            self._sock.sendall(HEADER.pack(len(text), len(payload)) + text)
-            view = memoryview(payload)
-            for at in range(0, len(payload), BLOCK):
-                self._sock.sendall(view[at : at + BLOCK])
+            self.sock.sendall(HEADER.pack(len(text), sum(map(len, payload))) + text)
+            for part in payload:
+                view = memoryview(part)
+                for at in range(0, len(view), BLOCK):
+                    self.sock.sendall(view[at : at + BLOCK])
         except OSError as error:
             raise lost(error) from None
 
     def receive(
         self, longest: int = LONGEST_PAYLOAD, before: Callable[[int], None] = lambda size: None
-    ) -> tuple[dict[str, Any], bytes]:
+    ) -> tuple[dict[str, Any], Payload]:
         """The next message, with at most so many bytes behind it. `before` they are read, it is called with their
         number. Raises Unavailable, ProtocolError, EOFError: the other side has closed it."""
         length, more = HEADER.unpack(self._exactly(HEADER.size, first=True))
@@ -107,12 +114,12 @@ class Line:
         before(more)
         return body, self._exactly(more)
 
-    def call(self, body: dict[str, Any], payload: bytes = b"") -> tuple[dict[str, Any], bytes]:
+    def call(self, body: dict[str, Any], payload: Bytes = b"") -> tuple[dict[str, Any], Payload]:
         """The answer. Raises Unavailable, ProtocolError."""
         self.send(body, payload)
         return self.answer()
 
-    def answer(self) -> tuple[dict[str, Any], bytes]:
+    def answer(self) -> tuple[dict[str, Any], Payload]:
         """To what was sent. Raises Unavailable, ProtocolError."""
         try:
             return self.receive()
@@ -120,14 +127,20 @@ class Line:
             raise Unavailable("the peer has closed the connection", code="peer_unreachable") from None
 
     def close(self) -> None:
-        self._sock.close()
+        self.sock.close()
 
-    def _exactly(self, length: int, *, first: bool = False) -> bytes:
+    def _exactly(self, length: int, *, first: bool = False) -> bytearray:
+        """Over a slow link the answer comes late: as long as what was sent still leaves, it is waited for."""
         content = bytearray(length)
-        view, at = memoryview(content), 0
+        view, at, unsent = memoryview(content), 0, self._unsent()
         while at < length:
             try:
-                count = self._receive_some(view[at:])
+                count = self.sock.recv_into(view[at:])
+            except TimeoutError as error:
+                before, unsent = unsent, self._unsent()
+                if unsent == before:
+                    raise lost(error) from None
+                continue
             except OSError as error:
                 raise lost(error) from None
             if count == 0:
@@ -135,24 +148,12 @@ class Line:
                     raise EOFError
                 raise Unavailable("the connection ended in the middle of a message", code="peer_unreachable")
             at += count
-        return bytes(content)
-
-    def _receive_some(self, view: memoryview) -> int:
-        """Over a slow link the answer comes late: as long as what was sent still leaves, it is waited for. Raises
-        OSError."""
-        before = self._unsent()
-        while True:
-            try:
-                return self._sock.recv_into(view, len(view))
-            except TimeoutError:
-                if (now := self._unsent()) == before:
-                    raise
-                before = now
+        return content
 
     def _unsent(self) -> int:
         """Bytes that were sent, and that the other side has not acknowledged."""
         found = array.array("i", [0])
-        fcntl.ioctl(self._sock.fileno(), termios.TIOCOUTQ, found)
+        fcntl.ioctl(self.sock.fileno(), termios.TIOCOUTQ, found)
         return found[0]
 
 
