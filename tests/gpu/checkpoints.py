@@ -16,15 +16,19 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from tests.gpu.bench import Bench, Failed, wait_until
 from tests.gpu.cases import PROGRAMS, TINY_GPT
+from xmigd.cli.starting import name_optimizer_state
 from xmigd.client import Client
 from xmigd.demo.node import Node, Program
 from xmigd.measurements import Row
 
 PATIENCE = 300.0
+KEEP_BITS = 11
+LOSSY_STEPS, LOSSES = 300, 50
 MIB = 38147  # 40 GB
 POOL_MIB = 40960
 TIER_MIB = 49152  # of host memory, for checkpoints
@@ -78,7 +82,9 @@ class Kept:
 
 
 @contextmanager
-def kept(bench: Bench, node: Node | None, name: str, arguments: list[str]) -> Iterator[Kept]:
+def kept(
+    bench: Bench, node: Node | None, name: str, arguments: list[str], **environment: str
+) -> Iterator[Kept]:  # fmt: skip
     """It runs, with nothing open but files."""
     output = bench.scratch / f"{name}-{'xmig' if node else 'native'}"
     command = [bench.python, str(PROGRAMS / "kept.py"), "--output", str(output), *arguments]
@@ -94,7 +100,7 @@ def kept(bench: Bench, node: Node | None, name: str, arguments: list[str]) -> It
             process = subprocess.Popen(command, env=dict(bench.natively()) | dict(bench.environment), **options)
             running = Kept(process, output, None)
         else:
-            program = node.program(command, name=name, environment=bench.environment, **options)
+            program = node.program(command, name=name, environment=dict(bench.environment) | environment, **options)
             running = Kept(program.process, output, program)
     try:
         wait_until(lambda: "holding" in log.read_text() or running.process.poll() is not None, "it works", PATIENCE)
@@ -308,6 +314,56 @@ def training(bench: Bench) -> Iterator[Row]:
             )  # fmt: skip
             second = make(node, running, stop=True)
         yield from restored(node, "a training", second, running, native, what, "host memory")
+
+
+def lossy(bench: Bench) -> Iterator[Row]:
+    """The same, with a checkpoint that rounds the moments: before it all is as natively, and afterwards how far is it
+    from that? What a null device computes is no number."""
+    if bench.rehearsal:
+        return
+    arguments = ["--what", "training", "--context", "256", "--deterministic", "--steps", str(LOSSY_STEPS)]
+    native, _, _ = natively(bench, "checkpoint-lossy", arguments)
+    environment: dict[str, str] = {}
+    name_optimizer_state(environment, "exp_avg,exp_avg_sq")
+    with (
+        host_memory(bench) as memory,
+        bench.node(criu=criu(), checkpoint_memory_mib=SMALL_TIER_MIB, **memory) as node,
+    ):
+        with kept(bench, node, "checkpoint-lossy", arguments, **environment) as running:
+            wait_until(lambda: running.lines() >= LOSSY_STEPS // 2, "half of its steps", PATIENCE)
+            made = make(node, running, stop=True, keep_bits=KEEP_BITS)
+            before = running.text().splitlines()
+        restore(node, made)
+        running.let_end()
+        running.done()
+    rounded = made["lossy"]
+    errors = "; ".join(
+        f"{each['changed']} of type {each['type']} changed, at most by {each['largest_relative']:.3g} of what they were"
+        for each in rounded["rounded"]
+    )
+    what = f"GPT-2-small, B=8, 256 tokens, fused AdamW, deterministic; its moments with {KEEP_BITS} bits of mantissa"
+    yield Row(
+        name="lossy checkpoint of a training: pieces with moments",
+        value=round(rounded["piece_bytes"] / max(rounded["stored_bytes"] or 0, 1), 2), unit="× smaller", target=2,
+        better="higher", conditions=f"{rounded['piece_bytes'] / 1e6:.0f} MB; numbers: {errors}; {what}",
+    )  # fmt: skip
+    reference = native.splitlines()
+    different = before != reference[: len(before)]
+    yield Row(
+        name="lossy checkpoint of a training: differences before", value=float(different), unit="in all", target=0,
+        better="lower", conditions=f"what the program has written until it was made, against a native run; {what}",
+    )  # fmt: skip
+    ours, theirs = (losses(text)[-LOSSES:] for text in (running.text(), native))
+    yield Row(
+        name="lossy checkpoint of a training: loss afterwards", value=round(abs(fmean(ours) / fmean(theirs) - 1), 6),
+        unit="of the native one", target=0.005, better="lower",
+        conditions=f"mean of the last {LOSSES} of {LOSSY_STEPS} steps, {LOSSY_STEPS - len(before)} after it was made: "
+        f"{fmean(ours):.5f}, natively {fmean(theirs):.5f}; {what}",
+    )  # fmt: skip
+
+
+def losses(text: str) -> list[float]:
+    return [float.fromhex(line.split()[1]) for line in text.splitlines() if line[0].isdigit()]
 
 
 def ranks(bench: Bench) -> Iterator[Row]:

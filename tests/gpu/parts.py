@@ -161,6 +161,7 @@ SHARING = [
 # Programs that CRIU writes down and restores; as root. By name, or `--only checkpoint`.
 CHECKPOINTS = [
     Part("checkpoint-training", "checkpoint", 120, checkpoints.training, topic="checkpoint"),
+    Part("checkpoint-lossy", "checkpoint", 100, checkpoints.lossy, topic="checkpoint"),
     Part("checkpoint-ranks", "checkpoint", 120, checkpoints.ranks, topic="checkpoint"),
     Part("served", "checkpoint", 80, served.measure, topic="checkpoint"),
     Part("checkpoint-40GB", "checkpoint", 300, checkpoints.large, topic="checkpoint"),
