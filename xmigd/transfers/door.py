@@ -107,20 +107,23 @@ class Door:
 
     def _serve_apart(self, sock: socket.socket, welcomed: asyncio.Future[None]) -> None:
         """Another process has the connection (pump.py), which lets only that peer in."""
-        with sock:
+        with sock, contextlib.ExitStack() as stack:
             try:
                 transfer = read_first(sock, len(BULK) + ID)[len(BULK) :].decode("ascii", "replace")
                 peer = self._sender(transfer)
                 known = None if peer is None else self._links.peer(peer)
                 if peer is None or known is None or known.certificate is None:
                     raise ValueError("nothing of that transfer is expected")
+                if stack.enter_context(self._counted(peer)):  # before it has a process
+                    raise ValueError(f"{peer} has {CONNECTIONS} connections")
                 process, pair = start_pump(sock, self._links.trust.identity, known.certificate)
             except (OSError, ValueError) as error:
                 self._report(welcomed, error)
                 return
-        self._report(welcomed, None)
-        with process, pair:
-            self._answer_peer(peer, pair)
+            self._report(welcomed, None)
+            sock.close()
+            with process, pair:
+                self._answer_peer(peer, pair, full=False)
 
     def _serve(self, wrapped: ssl.SSLSocket, welcomed: asyncio.Future[None]) -> None:
         try:
@@ -136,13 +139,22 @@ class Door:
             self._report(welcomed, ValueError(f"nobody here has the fingerprint {fingerprint}"))
             return
         self._report(welcomed, None)
-        with wrapped:
-            self._answer_peer(peer, wrapped)
+        with wrapped, self._counted(peer) as full:
+            self._answer_peer(peer, wrapped, full=full)
 
-    def _answer_peer(self, peer: str, sock: socket.socket) -> None:
+    @contextlib.contextmanager
+    def _counted(self, peer: str) -> Iterator[bool]:
+        """A connection of this peer: does it have too many?"""
         with self._lock:
             self._open[peer] += 1
             full = self._open[peer] > CONNECTIONS
+        try:
+            yield full
+        finally:
+            with self._lock:
+                self._open[peer] -= 1
+
+    def _answer_peer(self, peer: str, sock: socket.socket, *, full: bool) -> None:
         try:
             self._answer_all(peer, Line(sock), full=full)
         except EOFError:
@@ -151,9 +163,6 @@ class Door:
             logger.info("a connection of a peer ends", peer=peer, why=harmless(str(error)))
         except Exception:
             logger.exception("a connection of a peer failed", peer=peer)
-        finally:
-            with self._lock:
-                self._open[peer] -= 1
 
     def _answer_all(self, peer: str, line: Line, *, full: bool) -> None:
         while True:
