@@ -450,6 +450,9 @@ class Writing:
         """As `Chunks.encoded`, in parts, of which some may be in this buffer, which has room for a piece."""
         return (self._chunks.encoded(name, size),)
 
+    def sent(self) -> None:
+        """Another node has all that was stored so far."""
+
     def _settle(self, name: str, size: int) -> int:
         """Bytes that it took on the disk. Any thread's."""
         return self._chunks.keep(name, size, lambda: (self._chunks.encoded(name, size),))

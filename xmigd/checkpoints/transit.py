@@ -87,6 +87,17 @@ class Transit(Writing):
     def sync(self) -> None:
         """Nothing of it has to outlive this daemon."""
 
+    def sent(self) -> None:
+        """CRIU's files, of which each round has its own, are of no use any more. The next copies of devices rely on the
+        ones before."""
+        with self._lock:
+            files = [slab for slab in self._slabs if slab.owner is None]
+            for slab in files:
+                for name in slab.names:
+                    if self._places[name][0] is slab:
+                        del self._places[name]
+            free(self._slabs.pop(slab) for slab in files)
+
     def _store(self, name: str, content: Bytes) -> int:
         """In a slab of our own. Returns the bytes that it took on the disk. Raises OSError."""
         if name in self._places:

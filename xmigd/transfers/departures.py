@@ -333,6 +333,7 @@ class Departures:
             loop.call_soon_threadsafe(lambda: operation.progress("sending", processed_bytes=count))
 
         copied = await _unless_given_up(operation, leaving, partial(leaving.streams.send, writing, pieces, sent))
+        writing.sent()
         making.took["send_ms"] = (time.monotonic() - sending) * 1e3
         record.round(copied, total, (time.monotonic() - began) * 1e3)
         return manifest
