@@ -91,11 +91,8 @@ class Transit(Writing):
         """CRIU's files, of which each round has its own, are of no use any more. The next copies of devices rely on the
         ones before."""
         with self._lock:
-            files = [slab for slab in self._slabs if slab.owner is None]
-            for slab in files:
-                for name in slab.names:
-                    if self._places[name][0] is slab:
-                        del self._places[name]
+            files = {slab for slab in self._slabs if slab.owner is None}
+            self._places = {name: place for name, place in self._places.items() if place[0] not in files}
             free(self._slabs.pop(slab) for slab in files)
 
     def _store(self, name: str, content: Bytes) -> int:
