@@ -131,7 +131,9 @@ class Transit(Writing):
     def _note(self, slab: Slab, at: int, name: str, size: int) -> None:
         slab.places[at] = (name, size)
         slab.names.add(name)
-        self._places.setdefault(name, (slab, at))
+        place = self._places.get(name)
+        if place is None or place[0].owner is None:  # rather where it stays
+            self._places[name] = slab, at
 
     # --- what is read -------------------------------------------------------------------------------------------------
 
