@@ -26,7 +26,6 @@ from xmigd.checkpoints.content import HEADER, MAGIC, RESERVED
 from xmigd.errors import Unavailable
 from xmigd.native import read_layout
 from xmigd.peers.certificates import FILE, Identity, client_context, open_identity, server_name
-from xmigd.transfers.door import CONNECTIONS
 from xmigd.transfers.wire import BULK, LONGEST, LONGEST_PAYLOAD, PREFIX, Line
 from xmigd.transfers.wire import HEADER as FRAME
 
@@ -227,15 +226,6 @@ def test_who_brings_pieces(nodes: list[PeerNode], connect: Connect, native_dir: 
         assert refused(brings, piece | {"hash": other}, encoded) == "damaged"
         assert line.call({"op": "drop", "transfer": transfer})[0]["state"] == "dropped"
         assert refused(brings, piece, encoded) == "transfer_over"
-    wait_until(lambda: not pumps(nodes[1]), "processes without connections have ended")
-    many = "9" * 32
-    line.call({"op": "begin", "transfer": many, "needs": needs(native_dir)})
-    with contextlib.ExitStack() as stack:
-        for _ in range(CONNECTIONS - 1):  # `line` is one of them
-            stack.enter_context(contextlib.closing(bring(nodes, many, friend)))
-        with pytest.raises(OSError, match=r"reset|EOF|closed|broken"):
-            bring(nodes, many, friend)
-        assert len(pumps(nodes[1])) == CONNECTIONS - 1
     wait_until(lambda: not pumps(nodes[1]), "processes without connections have ended")
     with pytest.raises(OSError, match=r"reset|EOF|closed|broken"):
         bring(nodes, transfer, friend)
