@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 import os
 import signal
+import subprocess
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -41,10 +43,16 @@ gc.disable()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--screenshots", action="store_true", help="write docs/screenshots again")
+    parser.addoption("--thorough", action="store_true", help="all parameters of the tests that are marked `sampled`")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks as `brought` what `make check` leaves out, and sorts what workers take."""
+    """Marks as `brought` what `make check` leaves out, leaves out what is not in the sample, and sorts what workers
+    take."""
+    if not config.getoption("--thorough") and not any("::" in word for word in config.args):
+        left_out = not_sampled(items, commit())
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+        items[:] = [item for item in items if item not in left_out]
     if hasattr(config, "workerinput"):
         places = {ROOT / "tests" / name: place for place, name in enumerate(LONGEST_FIRST)}
         items.sort(key=lambda item: min(places.get(path, len(places)) for path in (item.path, *item.path.parents)))
@@ -52,6 +60,27 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         fixtures = set(getattr(item, "fixturenames", ()))
         if fixtures & {"frameworks", "chromium"} or item.path.is_relative_to(ROOT / "tests" / "packages"):
             item.add_marker(pytest.mark.brought)
+
+
+def not_sampled(items: list[pytest.Item], chance: str) -> set[pytest.Item]:
+    """Of each test that is marked `sampled(N)`, all parameters but one in N. Which ones that are is by chance, the same
+    for all workers, and other ones for the next commit (docs/decisions/0098)."""
+    tests: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("sampled") is not None:
+            tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    left_out: set[pytest.Item] = set()
+    for parameters in tests.values():
+        marker = parameters[0].get_closest_marker("sampled")
+        assert marker is not None
+        parameters.sort(key=lambda item: hashlib.sha256(f"{chance} {item.nodeid}".encode()).digest())
+        left_out.update(parameters[-(-len(parameters) // marker.args[0]) :])
+    return left_out
+
+
+def commit() -> str:
+    found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+    return found.stdout.strip()
 
 
 def pytest_collection_finish() -> None:

@@ -171,6 +171,7 @@ def test_memory_of_its_own(node: Node, tmp_path: Path) -> None:
     ends_equal(program, tmp_path)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("does", ["work", "again", "alone", "apart"])
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_what_programs_do_on_purpose(node: Node, tmp_path: Path, does: str, ranks: int) -> None:
@@ -183,6 +184,7 @@ def test_what_programs_do_on_purpose(node: Node, tmp_path: Path, does: str, rank
     ends_equal(program, tmp_path)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(3))
 def test_what_happens_to_servers(node: Node, tmp_path: Path, seed: int) -> None:
     """Kills, moves, and the loss of a daemon: all that changes is who has the memory."""

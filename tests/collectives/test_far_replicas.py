@@ -151,6 +151,7 @@ def in_the_middle(losing: RankNode, ranks: Ranks) -> Iterator[None]:
         losing.network.fast()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("what", ["daemon that gives", "daemon that gets", "server", "connection", "device"])
 def test_something_else_fails_meanwhile(two: list[RankNode], tmp_path: Path, what: str) -> None:
     """All go on all the same."""

@@ -189,6 +189,7 @@ def test_two_devices_are_lost(node: Node, launch: Launch, tmp_path: Path) -> Non
     assert lines_of(program, timeout=60) == DONE
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(4))
 def test_lost_in_a_recovery(node: Node, launch: Launch, tmp_path: Path, seed: int) -> None:
     """Servers are killed before and after: the rank's new one, and those of ranks whose shadows are copied from."""
@@ -241,6 +242,7 @@ def test_lost_in_a_round(node: Node, launch: Launch, tmp_path: Path, decided: bo
     ends_well_or_in(program, IN_A_SNAPSHOT)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(4))
 def test_the_daemon_is_killed_meanwhile(node: Node, launch: Launch, tmp_path: Path, seed: int) -> None:
     program = launch("replicas", RANKS, 0)
@@ -374,6 +376,7 @@ def test_what_nobody_else_has_was_copied(copying: Node, tmp_path: Path) -> None:
     assert "were copied from host memory" in copying.log.read_text()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(3))
 def test_what_nobody_else_has_is_copied_meanwhile(copying: Node, tmp_path: Path, seed: int) -> None:
     """A device is lost when its rank would survive, or at any time; and then never with wrong data."""
@@ -408,6 +411,7 @@ def test_copies_do_not_take_more_than_they_may(native_dir: Path, tmp_path: Path)
         assert lines_of(program, timeout=60) == DONE
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(4))
 def test_what_page_locked_memory_brought(copying: Node, tmp_path: Path, seed: int) -> None:
     """Since the last snapshot: the program has written over it long ago."""

@@ -117,6 +117,7 @@ def test_many_times(two: list[RankNode], tmp_path: Path) -> None:
     assert ranks.recoveries() == 0
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(3))
 def test_servers_are_killed_meanwhile(two: list[RankNode], tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
@@ -132,6 +133,7 @@ def test_servers_are_killed_meanwhile(two: list[RankNode], tmp_path: Path, seed:
     resumed_and_done(ranks, tmp_path)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("verb", ["suspend", "resume"])
 @pytest.mark.parametrize("killed", [0, 1], ids=["leads", "follows"])
 @pytest.mark.parametrize("seed", range(2))
@@ -178,6 +180,7 @@ def test_a_daemon_is_killed_while_it_is_suspended(
     assert ranks.recoveries() == 0
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("verb", ["suspend", "resume"])
 @pytest.mark.parametrize("seed", range(2))
 def test_the_network_is_interrupted_meanwhile(two: list[RankNode], tmp_path: Path, verb: str, seed: int) -> None:

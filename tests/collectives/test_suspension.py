@@ -187,6 +187,7 @@ def test_it_is_cancelled(node: Node, launch: Launch, tmp_path: Path) -> None:
     assert lines_of(program, timeout=120) == done(4)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(4))
 def test_servers_are_killed_meanwhile(node: Node, launch: Launch, tmp_path: Path, seed: int) -> None:
     """In any phase of a suspension and of a resumption: all run, or all are suspended."""
@@ -228,6 +229,7 @@ def test_the_daemon_is_killed_while_it_is_suspended(alone: Node, tmp_path: Path)
     assert all(one["recoveries"] == 0 for one in ranks_of(alone, program))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("verb", ["suspend", "resume"])
 @pytest.mark.parametrize("seed", range(3))
 def test_the_daemon_is_killed_meanwhile(alone: Node, tmp_path: Path, verb: str, seed: int) -> None:
