@@ -94,7 +94,7 @@ def begin_when_it_can(ranks: Ranks, which: int, number: int = 0) -> dict[str, An
     return begun[0]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("moves", [0, 1], ids=["leads", "follows"])
 def test_servers_are_killed_meanwhile(two: list[RankNode], tmp_path: Path, moves: int, phase: str) -> None:
@@ -117,7 +117,7 @@ def test_servers_are_killed_meanwhile(two: list[RankNode], tmp_path: Path, moves
     finished(ranks, tmp_path)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("moves", [0, 1], ids=["leads", "follows"])
 @pytest.mark.parametrize("killed", [0, 1], ids=["its leader", "its follower"])
@@ -137,7 +137,7 @@ def test_a_daemon_is_killed_meanwhile(
     finished(ranks, tmp_path)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("moves", "phase", "seconds"),
     [(moves, phase, 8 * ((moves + number) % 2)) for moves in range(2) for number, phase in enumerate(PHASES)],

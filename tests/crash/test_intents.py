@@ -488,6 +488,7 @@ def scene(native_dir: Path, kernels: Path, libraries: Path) -> Iterator[Scene]:
 OF_NODES = ("checkpoints.whole", "checkpoints.part_removed", "operations.decide")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "point", [one for one in POINTS if " transfers." not in one and one.split()[-1] not in OF_NODES]
 )

@@ -216,7 +216,7 @@ STORED = "write.committed checkpoints.add"
 DECISIONS = ["write.begun checkpoints.whole", "write.committed checkpoints.whole"]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("at", [*PHASES, STORED, *DECISIONS])
 @pytest.mark.parametrize("which", [0, 1], ids=["leads", "follows"])
 def test_a_daemon_is_killed_while_one_is_made(job: Job, which: int, at: str) -> None:
@@ -267,7 +267,7 @@ def test_it_is_stopped_and_goes_on(job: Job) -> None:
     job.check()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("at", DECISIONS)
 @pytest.mark.parametrize("which", [0, 1], ids=["leads", "follows"])
 def test_a_daemon_is_killed_while_it_is_stopped(job: Job, which: int, at: str) -> None:
@@ -441,7 +441,7 @@ def phase_of(node: TransferNode, kind: str) -> str:
     return str(last[0]["phase"]) if last and last[0]["state"] in ("pending", "running") else ""
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "at", ["restoring", "resuming", "write.begun operations.decide", "write.committed operations.decide"]
 )

@@ -13,6 +13,7 @@ STEPS = 400
 RECORDS = (40, 700, 2500)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["kill", "fault"])
 @pytest.mark.parametrize("point", ["record", "kernel", "copy"])
 def test_in_the_work(start: Starter, undisturbed: Callable[..., str], point: str, kind: str) -> None:
@@ -29,6 +30,7 @@ def test_in_the_work(start: Starter, undisturbed: Callable[..., str], point: str
     assert [f["kind"] for f in program.faults()] == ["injected"] * len(RECORDS)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["kill", "fault"])
 @pytest.mark.parametrize("chunk", [0, 1, 5])
 def test_during_a_snapshot(start: Starter, undisturbed: Callable[..., str], kind: str, chunk: int) -> None:
@@ -122,6 +124,7 @@ def test_memory_of_another_device(start: Starter, kills: tuple[int, ...]) -> Non
     assert 700 in [r["delivered_error"] for r in program.recoveries()]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["kill", "fault"])
 @pytest.mark.parametrize("point", ["record", "kernel", "copy"])
 def test_in_the_work_of_two_devices(start: Starter, undisturbed: Callable[..., str], point: str, kind: str) -> None:
