@@ -55,7 +55,7 @@ def begun(two: list[RankNode], folder: Path, *arguments: object) -> Ranks:
     ranks = Ranks(two, 2, folder, "replicas", *arguments)
     harness.wait_until(lambda: all((folder / f"began.{rank}").exists() for rank in range(4)), "all have begun", 60)
     wanted = ranks.snapshots() + 2
-    harness.wait_until(lambda: ranks.snapshots() >= wanted, "snapshots of all ranks", 60)
+    harness.wait_until(lambda: ranks.snapshots() >= wanted, "snapshots of all ranks", 180)
     return ranks
 
 

@@ -67,7 +67,7 @@ def settled(ranks: Ranks) -> None:
         running = len(found) == ranks.count and all(row["state"] == "running" for _, row in found)
         return running and not any(one.client.get("/v1/operations", state="running") for one in ranks.nodes)
 
-    harness.wait_until(is_settled, f"all ranks run: {[row for _, row in ranks.processes()]}", 90)
+    harness.wait_until(is_settled, f"all ranks run: {[row for _, row in ranks.processes()]}", 240)
 
 
 def finished(ranks: Ranks, folder: Path) -> None:

@@ -29,7 +29,7 @@ def done(ranks: Ranks) -> list[str]:
 
 def take_snapshots(ranks: Ranks, more: int = 3) -> None:
     wanted = ranks.snapshots() + more
-    harness.wait_until(lambda: ranks.snapshots() >= wanted, "snapshots of all ranks", 60)
+    harness.wait_until(lambda: ranks.snapshots() >= wanted, "snapshots of all ranks", 180)
 
 
 def test_undisturbed(two: list[RankNode], tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def settled(ranks: Ranks) -> str:
         found = states(ranks)
         return len(found) == ranks.count and set(found) in ({"running"}, {"suspended"}) and not under_way(ranks)
 
-    harness.wait_until(is_settled, f"all ranks do the same: {[row for _, row in ranks.processes()]}", 90)
+    harness.wait_until(is_settled, f"all ranks do the same: {[row for _, row in ranks.processes()]}", 240)
     return states(ranks)[0]
 
 

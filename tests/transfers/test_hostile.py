@@ -196,7 +196,12 @@ def pumps(node: PeerNode) -> list[int]:
     assert node.process is not None
     children = Path(f"/proc/{node.process.pid}/task").glob("*/children")
     pids = [int(pid) for each in children for pid in each.read_text().split()]
-    return [pid for pid in pids if b"pump.py" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    found = []
+    for pid in pids:
+        with contextlib.suppress(OSError):  # it has ended
+            if b"pump.py" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
+    return found
 
 
 def test_who_brings_pieces(nodes: list[PeerNode], connect: Connect, native_dir: Path, tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ CHUNK = 2 << 20
 CHUNKS = 8  # of parameters
 BLOCK = 1024  # words of a gradient
 BLOCKS = CHUNK // (4 * BLOCK) - 1  # of a chunk that change
-PAUSE = 0.004 if STEPS else 0.02
+PAUSE = 0.004 if STEPS else 0.01
 READ_EVERY = 16
 
 

@@ -44,7 +44,7 @@ BLOCKS = 128  # 8 MiB
 STEPS = int(sys.argv[4])
 OWN = (int(sys.argv[5]) if len(sys.argv) > 5 else 0) << 18
 HOLD = int(sys.argv[6]) if len(sys.argv) > 6 else -1
-PAUSE = 0.004 if STEPS else 0.02
+PAUSE = 0.004 if STEPS else 0.01
 READ_EVERY = 16
 
 

@@ -45,7 +45,7 @@ COUNT = 3 << 10
 PART = COUNT // 4
 STEPS = int(sys.argv[4])
 # What runs until it is enough is not to take the processors from what is tried meanwhile.
-PAUSE = float(sys.argv[5]) if len(sys.argv) > 5 else 0.004 if STEPS else 0.02
+PAUSE = float(sys.argv[5]) if len(sys.argv) > 5 else 0.004 if STEPS else 0.01
 SPLIT_EVERY, READ_EVERY = int(os.environ.get("SPLIT_EVERY", "40")), 8
 GRAPHS, CHANGE_EVERY = "GRAPHS" in os.environ, 30
 IDLE_MIB = int(os.environ.get("IDLE_MIB", "0"))
