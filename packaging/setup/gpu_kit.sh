@@ -12,8 +12,9 @@ git rev-parse --short=12 HEAD >"$kit/commit"
 [ -z "$(git status --porcelain -uno)" ] || sed -i 's/$/+changes/' "$kit/commit"
 
 cp -r xmigd migrations "$kit"
-cp -r tests/bench tests/conformance tests/differential tests/gpu "$kit/tests"
+cp -r tests/bench tests/conformance tests/differential tests/gpu tests/ports.py "$kit/tests"
 : >"$kit/tests/__init__.py"  # or another package of this name, installed there, comes first
+(cd "$kit" && PYTHONDONTWRITEBYTECODE=1 "$OLDPWD/.venv/bin/python" -m tests.gpu --help >/dev/null)  # all that it imports is here
 find "$kit" -name __pycache__ -prune -exec rm -rf {} +
 strip --strip-debug "$kit"/xmigd/native/{libcuda.so.1,libnvidia-ml.so.1,libnccl.so.2,xmig-server,xmig-descriptor-store,xmig-nvml-probe,xmig-pod}
 include="$(.venv/bin/python -c 'from tests.bench.native import cuda_include; print(cuda_include())')"

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -114,6 +115,15 @@ class Ranks:
             assert one.process.returncode == 0, out[-6000:] + "\n".join(map(str, one.lines()))
             lines += [line for line in out.splitlines() if " ended with " not in line]
         return lines
+
+
+def killed_and_found_again(two: list[RankNode], which: int) -> None:
+    """The daemon of this one of two nodes, with its processes and its peer."""
+    two[which].kill()
+    two[which].start()
+    harness.found_again(two[which])
+    two[1 - which].until(two[which].name, "connected")
+    time.sleep(1)  # until it is known who belongs together
 
 
 def kill(*servers: int | None) -> None:

@@ -170,6 +170,14 @@ def test_a_daemon_is_killed_while_they_join(joining: tuple[Ranks, int], tmp_path
     assert ranks.lines() == done(ranks)
 
 
+def forgotten_and_made_again(ranks: Ranks, before: list[int], victim: int) -> None:
+    """All were recovered, without what there was `before`. The next recovery uses what is made then."""
+    harness.wait_until(lambda: ranks.recoveries() >= 1, "all are recovered", 60)
+    assert [used(one) for one in ranks.nodes] == before
+    until_all_made(ranks)
+    recover_with_them(ranks, victim)
+
+
 @pytest.mark.parametrize("which", [0, 1], ids=["leads", "follows"])
 def test_a_daemon_is_killed_when_they_have_made_them(two: list[RankNode], tmp_path: Path, which: int) -> None:
     """And a server at once: what one side has is of no use, and is forgotten."""
@@ -179,10 +187,7 @@ def test_a_daemon_is_killed_when_they_have_made_them(two: list[RankNode], tmp_pa
     two[which].kill()
     kill(ranks.processes()[-1][1]["server_pid"])
     two[which].start()
-    harness.wait_until(lambda: ranks.recoveries() >= 1, "all are recovered", 60)
-    assert [used(one) for one in two] == before
-    until_all_made(ranks)
-    recover_with_them(ranks, 0)
+    forgotten_and_made_again(ranks, before, 0)
     enough(tmp_path)
     assert ranks.lines() == done(ranks)
 
@@ -203,10 +208,7 @@ def test_an_outage_of_the_network(
         kill(ranks.processes()[0][1]["server_pid"])
     if waited_for is not None:
         os.kill(waited_for, signal.SIGCONT)
-    harness.wait_until(lambda: ranks.recoveries() >= 1, "all are recovered", 60)
-    assert [used(one) for one in two] == before
-    until_all_made(ranks)
-    recover_with_them(ranks, 3)
+    forgotten_and_made_again(ranks, before, 3)
     enough(tmp_path)
     assert ranks.lines() == done(ranks)
 

@@ -15,7 +15,7 @@ import pytest
 
 from tests import harness
 from tests.collectives.conftest import enough
-from tests.collectives.nodes import RankNode, Ranks, kill
+from tests.collectives.nodes import RankNode, Ranks, kill, killed_and_found_again
 from tests.collectives.test_nodes import begun, done, take_snapshots
 from tests.migration.moves import ended, reaches, succeeded
 from tests.namespaces import needs_networks
@@ -129,11 +129,7 @@ def test_a_daemon_is_killed_meanwhile(
     begun(ranks, tmp_path)
     reaches(two[moves], begin_when_it_can(ranks, moves), phase)
     time.sleep(chance.uniform(0, 0.02))
-    two[killed].kill()
-    two[killed].start()
-    harness.found_again(two[killed])
-    two[1 - killed].until(two[killed].name, "connected")
-    time.sleep(1)  # until it is known who belongs together
+    killed_and_found_again(two, killed)
     finished(ranks, tmp_path)
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from tests import harness
 from tests.collectives.conftest import enough
-from tests.collectives.nodes import RankNode, Ranks, cluster, kill
+from tests.collectives.nodes import RankNode, Ranks, cluster, kill, killed_and_found_again
 from tests.collectives.test_nodes import begun, done, take_snapshots
 from tests.migration.moves import ended, reaches, refusal, succeeded
 from tests.namespaces import needs_networks
@@ -150,11 +150,7 @@ def test_a_daemon_is_killed_meanwhile(
         which = chance.randrange(2)
         reaches(two[which], begin(ranks, which, verb), chance.choice(PHASES[verb]))
         time.sleep(chance.uniform(0, 0.03))
-        two[killed].kill()
-        two[killed].start()
-        harness.found_again(two[killed])
-        two[1 - killed].until(two[killed].name, "connected")
-        time.sleep(1)  # until it is known who belongs together
+        killed_and_found_again(two, killed)
         if settled(ranks) == "suspended":
             does(ranks, which, "resume")
     resumed_and_done(ranks, tmp_path)
