@@ -30,6 +30,8 @@ contract := tests/api/test_contract.py
 workers := --numprocesses=$$(($$(nproc) + 1)) --dist=loadfile --no-loadscope-reorder
 linted := $(python) -m ruff check . && $(python) -m ruff format --check . && \
   .venv/bin/lint-imports --no-logo --cache-dir .cache/imports && $(python) -m mypy
+# Not pytest's own folder, of which it removes what earlier runs have left, and fails if something there is mounted.
+in_own_folder := tmp=$$(mktemp -d /tmp/xmig.XXXXXX); trap 'rm -rf --one-file-system $$tmp' EXIT;
 collected := $(python) -m pytest --collect-only --quiet --quiet --ignore=$(contract) >build/collected.log
 sanitized := $(setup)/native_tests.sh asan && $(setup)/native_tests.sh tsan
 
@@ -40,7 +42,7 @@ demo: build
 test: fetch lint-beside-native-test sanitize-beside-packages fuzz pytest
 
 check: lint-beside-native-test
-	$(python) -m pytest $(workers) -m "not brought" --ignore=$(contract) $(ARGS)
+	$(in_own_folder) $(python) -m pytest --basetemp=$$tmp/t $(workers) -m "not brought" --ignore=$(contract) $(ARGS)
 
 checks: venv
 	$(python) -m tests.bench.checks $(ARGS)
@@ -108,9 +110,9 @@ pytest: build
 	@$(setup)/criu.sh >/dev/null || echo "the tests that dump programs are skipped"
 	@$(setup)/browser.sh >/dev/null || echo "the dashboard's tests in a browser are skipped"
 	@$(setup)/frameworks.sh || echo "the tests with PyTorch, CuPy, JAX and Triton are skipped"
-	tmp=$$(mktemp -d); trap 'rm -rf $$tmp' EXIT; \
-	  $(python) -m pytest --basetemp=$$tmp/contract $(contract) >build/contract.log 2>&1 & contract=$$!; trap 'kill $$contract' INT TERM; \
-	  $(python) -m pytest $(workers) --ignore=$(contract) --durations=40 --durations-min=8 $(ARGS); rest=$$?; \
+	$(in_own_folder) \
+	  $(python) -m pytest --basetemp=$$tmp/c $(contract) >build/contract.log 2>&1 & contract=$$!; trap 'kill $$contract' INT TERM; \
+	  $(python) -m pytest --basetemp=$$tmp/t $(workers) --ignore=$(contract) --durations=40 --durations-min=8 $(ARGS); rest=$$?; \
 	  wait $$contract || { cat build/contract.log; exit 1; }; exit $$rest
 
 dist: venv
@@ -120,7 +122,7 @@ built-packages: venv
 	$(setup)/packages.sh
 
 packages: built-packages
-	$(python) -m pytest tests/packages $(ARGS)
+	$(in_own_folder) $(python) -m pytest --basetemp=$$tmp/t tests/packages $(ARGS)
 
 clean:
 	rm -rf build dist .venv .venv-frameworks .cache xmigd/native .pytest_cache .mypy_cache .ruff_cache .hypothesis
