@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -35,11 +35,14 @@ WHERE = "two daemons with a GPU each in network namespaces of one machine, NCCL'
 
 
 @contextlib.contextmanager
-def two_nodes(bench: Bench, **settings: Any) -> Iterator[list[NamespacedNode]]:
-    """They know each other. Raises Failed where there are not two GPUs, StartError where no networks can be made."""
+def two_nodes(
+    bench: Bench, *, of_each: Mapping[str, Mapping[str, Any]] | None = None, **settings: Any
+) -> Iterator[list[NamespacedNode]]:  # fmt: skip
+    """They know each other. `of_each`: settings of each; None: a device each. Raises Failed where there are not two
+    GPUs, StartError where no networks can be made."""
     first, second = bench.two()
-    of_each = {"one": {"devices": first}, "two": {"devices": second}}
-    with pair(NamespacedNode, of_each=of_each, **settings) as nodes:
+    apart = {"one": {"devices": first}, "two": {"devices": second}}
+    with pair(NamespacedNode, of_each=of_each or apart, **settings) as nodes:
         try:
             yield list(nodes)
         finally:

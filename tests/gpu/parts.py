@@ -19,6 +19,7 @@ from tests.gpu import (
     moves,
     mps,
     nodes,
+    nodes_elsewhere,
     packages,
     parallel,
     profile,
@@ -145,6 +146,7 @@ COLLECTIVES = [
 # Two GPUs, each of a node of its own; as root. By name, or `--only nodes`.
 NODES = [
     Part("nodes-ranks", "nodes", 210, nodes.ranks, topic="collectives"),
+    Part("nodes-elsewhere", "nodes", 120, nodes_elsewhere.measure, topic="collectives"),
     Part("nodes-moves", "nodes", 240, nodes.moves, topic="checkpoint"),
 ]
 
