@@ -399,8 +399,8 @@ PROBLEMS: dict[str, tuple[str, str]] = {
         "A drain does not move a job to another node that a scheduler has started: it would be over for that. Of "
         "Slurm's, nothing does; nor do moves and packings take jobs of Slurm and Kubernetes to devices outside of "
         "their allocation.",
-        "Let the scheduler move it, or do it by hand: `xmigctl migrate JOB --to NODE` if it is not Slurm's, "
-        "`xmigctl migrate JOB DEVICE --leave-allocation` within the node. A drain does the latter by itself.",
+        "Let the scheduler move it, or do it by hand: `xmigctl migrate JOB --to NODE` if it is not Slurm's; within the "
+        "node `xmigctl migrate` or `resume` with --leave-allocation, which a drain does by itself.",
     ),
     "same_device": ("The process is on the target already.", "Choose another one."),
     "scope_too_small": ("The token's scope does not allow it.", "Use a token of a larger scope."),

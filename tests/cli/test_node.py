@@ -127,6 +127,11 @@ def test_policies_say_what_their_values_mean(node: Node) -> None:
     assert re.search(rf"max_faults +7 .* {user_name(os.geteuid())} ", ctl(node, "policy", "list").stdout)
 
 
+def test_no_confirmation_of_a_device_that_is_not_there(node: Node) -> None:
+    done = ctl(node, "drain", "cpu:77")  # nobody is there who would answer
+    assert (done.returncode, "this node has no device cpu:77" in done.stderr) == (Exit.NOT_FOUND, True), done
+
+
 def test_a_reason_stays_until_somebody_gives_another_one(node: Node) -> None:
     def reason(*arguments: str) -> str:
         done = ctl(node, "device", *arguments, "cpu:0", "-o", "json")

@@ -100,6 +100,27 @@ def test_a_job_leaves_its_allocation_only_by_request(node: Node, external_id: st
         assert now(node, process)["device"] == "cpu:0"
 
 
+@pytest.mark.parametrize("of", ["processes", "jobs"])
+def test_it_goes_on_in_its_allocation(node: Node, of: str) -> None:
+    """One that is suspended, unless somebody wants it elsewhere all the same."""
+    with Program(node) as program:
+        process = started(node, program)
+        whom = f"/v1/{of}/{process['id' if of == 'processes' else 'job_id']}"
+        job = f"/v1/jobs/{process['job_id']}"
+        with node.http() as http:
+            tag = http.get(job).headers["etag"]
+            assert http.patch(job, json={"external_id": "slurm:7"}, headers={"If-Match": tag}).status_code == 200
+        for fields, on in (({}, "cpu:0"), ({"device": "cpu:1", "leave_allocation": True}, "cpu:1")):
+            assert ended(node, post(node, f"{whom}:suspend", {"to": "host"}))["state"] == "succeeded"
+            problem = post(node, f"{whom}:resume", {"device": "cpu:1"}, expect=409)
+            assert (problem["code"], now(node, process)["state"]) == ("scheduled", "suspended")
+            plan = post(node, "/v1/migration-plans", {"process": process["id"]}, expect=200)
+            reasons = {target["device"]: [reason["code"] for reason in target["reasons"]] for target in plan["targets"]}
+            assert (reasons["cpu:0"], reasons["cpu:1"]) == ([], ["scheduled"])
+            assert ended(node, post(node, f"{whom}:resume", fields))["state"] == "succeeded"
+            assert now(node, process)["device"] == on
+
+
 def test_a_move_and_back(node: Node) -> None:
     with Program(node) as program:
         process = started(node, program)

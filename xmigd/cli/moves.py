@@ -35,6 +35,14 @@ class Engine(StrEnum):
     driver = "driver"
 
 
+LeaveAllocationOption = Annotated[
+    bool,
+    typer.Option(
+        "--leave-allocation", help="also a job of Slurm's or Kubernetes', which may give that device to another job"
+    ),
+]
+
+
 def register(app: typer.Typer) -> None:
     app.command()(migrate)
     app.command()(migrations)
@@ -61,12 +69,7 @@ def migrate(
         float | None,
         typer.Option("--max-downtime", min=0.001, metavar="MS", help="give up rather than stand still for longer"),
     ] = None,
-    leave_allocation: Annotated[
-        bool,
-        typer.Option(
-            "--leave-allocation", help="also a job of Slurm's or Kubernetes', which may give that device to another job"
-        ),
-    ] = False,
+    leave_allocation: LeaveAllocationOption = False,
     publish: Annotated[
         list[str] | None,
         typer.Option(
@@ -163,6 +166,7 @@ def resume(
             "--device", help="another one than it had; may be given again: a job's processes get these in turn"
         ),
     ] = None,
+    leave_allocation: LeaveAllocationOption = False,
     wait: WaitOption = True,
     on_interrupt: OnInterruptOption = OnInterrupt.cancel,
     output: OutputOption = Output.table,
@@ -173,6 +177,8 @@ def resume(
     body: dict[str, Any] = (
         {"devices": device} if device and len(device) > 1 else {"device": device[0]} if device else {}
     )
+    if leave_allocation:
+        body["leave_allocation"] = True
     operation = carry_out(client, f"{path}:resume", body, wait=wait, output=output, on_interrupt=on_interrupt)
     if operation is not None and output is not Output.json:
         ranks = operation["result"].get("ranks") or [operation["result"]]
@@ -226,10 +232,13 @@ def drain(
         _show_drain_plan(client.post("/v1/drain-plans", {"devices": known} | ways), output, hint)
         return
     what = device or "all devices of this node"
-    confirm(f"Cordon {what} and move every program off {'it' if device else 'them'}?", yes)
+    within_seconds = None if within is None else parse_time(within)
     client = connect()
+    if device is not None and device not in (each["id"] for each in client.get("/v1/devices")):
+        raise CommandError(f"this node has no device {device}", hint="xmigctl device list", exit_code=Exit.NOT_FOUND)
+    confirm(f"Cordon {what} and move every program off {'it' if device else 'them'}?", yes)
     path = f"/v1/devices/{device}:drain" if device else "/v1/node:drain"
-    body = {"reason": reason, "within_seconds": None if within is None else parse_time(within)} | ways
+    body = {"reason": reason, "within_seconds": within_seconds} | ways
     operation = carry_out(client, path, body, wait=wait, output=output, on_interrupt=on_interrupt)
     if operation is not None and output is not Output.json:
         result = operation["result"]

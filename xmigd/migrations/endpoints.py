@@ -213,7 +213,10 @@ async def resume_process(
     if is_native(process):
         row = await native.resume(process, next(iter(request.chosen), None), uid=caller.owner, requestor=caller.name)
         return accepted(row, response)
-    row = await moves.resume([processes.controlled(caller, process)], request.chosen, requestor=caller.name)
+    row = await moves.resume(
+        [processes.controlled(caller, process)], request.chosen, requestor=caller.name,
+        leaves_allocation=request.leave_allocation,
+    )  # fmt: skip
     return accepted(row, response)
 
 
@@ -235,7 +238,10 @@ async def resume_job(
 ) -> OperationInfo:  # fmt: skip
     """Let all processes of a suspended job go on, on their devices or on others. Ranks that share communicators go on
     together, or none of them does."""
-    row = await moves.resume_job(processes.of_job(caller, job), request.chosen, requestor=caller.name)
+    row = await moves.resume_job(
+        processes.of_job(caller, job), request.chosen, requestor=caller.name,
+        leaves_allocation=request.leave_allocation,
+    )  # fmt: skip
     return accepted(row, response)
 
 

@@ -82,8 +82,8 @@ def make_plan(
     process: Process, places: Iterable[Place], *, engine: str = "proxy", downtime: Estimate | None = None,
     stays: Reason | None = None,
 ) -> Plan:  # fmt: skip
-    """Where it may go: every device, or as many together as it has now, with what prevents it. `stays`: why nowhere,
-    beside what the process itself prevents."""
+    """Where it may go: every device, or as many together as it has now, with what prevents it. `stays`: why nowhere
+    but where it was, beside what the process itself prevents."""
     plan = Plan(
         process=process.row.id, engine=engine,
         source=process.machine.where if process.state == "suspended" else process.row.device,
@@ -94,13 +94,16 @@ def make_plan(
     kind = process.row.device.partition(":")[0]
     count = len(names_of(process.row.device))
     own = general(process, engine, "resume" if process.state == "suspended" else "move")
-    if stays is not None:
-        own.append(stays)
+    elsewhere = own if stays is None else [*own, stays]
+
+    def judged(device: str) -> Target:
+        return judge(process, device, known, own if device == process.row.device else elsewhere)
+
     same = sorted((n for n in known if n.partition(":")[0] == kind), key=_ordinal)
     for chosen in itertools.islice(itertools.combinations(same, count), MAX_TARGETS):
         device = f"{kind}:{','.join(name.partition(':')[2] for name in chosen)}"
-        plan.targets.append(judge(process, device, known, own))
-    plan.targets.extend(judge(process, n, known, own) for n in sorted(known) if n.partition(":")[0] != kind)
+        plan.targets.append(judged(device))
+    plan.targets.extend(judged(name) for name in sorted(known) if name.partition(":")[0] != kind)
     if downtime is not None and process.state != "suspended":
         plan.targets[:] = [
             replace(t, expected_downtime_ms=downtime.ms, expected_downtime_basis=downtime.basis) if t.allowed else t

@@ -115,6 +115,7 @@ class ResumeRequest(Request):
             description="in the place of `device`: the processes get these in turn, in the order in which they began",
         ),
     ] = []
+    leave_allocation: LeaveAllocation = False
 
     @property
     def chosen(self) -> list[str]:

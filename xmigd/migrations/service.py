@@ -82,9 +82,7 @@ class Moves:
     async def plan(self, process: Process, engine: str = "proxy", *, leaves_allocation: bool = False) -> plans.Plan:
         """Every target, with what prevents it. Changes nothing."""
         downtime = await asyncio.to_thread(self.estimate, process)
-        # One that is suspended is resumed.
-        may = leaves_allocation or process.state == "suspended"
-        stays = None if may else await asyncio.to_thread(self._in_allocation, process)
+        stays = None if leaves_allocation else await asyncio.to_thread(self._in_allocation, process)
         return plans.make_plan(process, await self._places.known(), engine=engine, downtime=downtime, stays=stays)
 
     async def move(
@@ -145,12 +143,13 @@ class Moves:
 
     async def resume(
         self, processes: Iterable[Process], devices: Sequence[str], *, requestor: str, paused: bool = False,
-        wanted: Callable[[], bool] = lambda: True, joins: bool = False,
+        wanted: Callable[[], bool] = lambda: True, joins: bool = False, leaves_allocation: bool = False,
     ) -> OperationRow:  # fmt: skip
         """Each on its own device, or on these in turn; with each all that were suspended with it, also those of other
-        nodes, on their devices; `joins`: one of these has begun it. `paused`: they were suspended for a moment only, so
-        their devices keep them, even those that take no new process. `wanted` is called when nothing else can begin any
-        more before this does. Raises Conflict: one cannot be, and none is; or it is not wanted."""
+        nodes, on their devices; `joins`: one of these has begun it. `leaves_allocation`: as of a move. `paused`: they
+        were suspended for a moment only, so their devices keep them, even those that take no new process. `wanted` is
+        called when nothing else can begin any more before this does. Raises Conflict: one cannot be, and none is; or it
+        is not wanted."""
         groups = self._groups_of(processes)
         ranks = [one for group in groups for one in group]
         first = ranks[0]
@@ -161,6 +160,9 @@ class Moves:
             one.row.id: devices[number % len(devices)] if devices else one.row.device
             for number, one in enumerate(ranks)
         }
+        for one in [] if leaves_allocation else [one for one in ranks if targets[one.row.id] != one.row.device]:
+            if (stays := await asyncio.to_thread(self._in_allocation, one)) is not None:
+                _refuse(first, [_of_rank(one, stays, len(ranks))])
         known = {place.id: place for place in await self._places.known()}
         if not wanted():  # nothing waits from here on until the operation has its subject
             raise Conflict("it is to stay suspended", code="suspended")
@@ -182,11 +184,13 @@ class Moves:
 
     async def resume_job(
         self, processes: list[Process], devices: Sequence[str], *, requestor: str,
-        wanted: Callable[[], bool] = lambda: True,
+        wanted: Callable[[], bool] = lambda: True, leaves_allocation: bool = False,
     ) -> OperationRow:  # fmt: skip
         """Those of a job that are suspended."""
         asleep = [one for one in processes if one.state == "suspended"]
-        return await self.resume(asleep or processes, devices, requestor=requestor, wanted=wanted)
+        return await self.resume(
+            asleep or processes, devices, requestor=requestor, wanted=wanted, leaves_allocation=leaves_allocation
+        )
 
     def stays_away(self, job: str) -> None:
         """Somebody wants it to be suspended: if it waits for its turn on a device, it waits no longer."""
