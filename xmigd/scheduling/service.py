@@ -123,7 +123,8 @@ class Preemptions:
         info = await asyncio.to_thread(self._jobs.find, job, caller)
         processes = self._supervisor.processes_of(job)
         if any(process.state == "suspended" for process in processes):
-            return await self._moves.resume_job(processes, devices, requestor=caller.name)
+            # This is for schedulers: the devices that one names are of its allocation now.
+            return await self._moves.resume_job(processes, devices, requestor=caller.name, leaves_allocation=True)
         if processes or info.state not in OVER:
             raise Conflict(
                 f"job {info.name} is not suspended, and not over",
