@@ -14,7 +14,7 @@ import contextlib
 import hashlib
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
 
 from xmigd.checkpoints.content import PIECE, Chunks, Source, Writing, checked, encode, read_all
@@ -22,7 +22,7 @@ from xmigd.checkpoints.memory import Slab
 from xmigd.checkpoints.planes import Bytes
 from xmigd.host_memory import RESERVE, available_memory
 from xmigd.ids import new_id
-from xmigd.ipc.fds import Fd, free, write_all
+from xmigd.ipc.fds import Fd, free, punch, write_all
 from xmigd.memory.host_pool import make_file, make_huge
 
 SLAB = 64 << 20  # bytes of memory that is made at once: what a server makes for a copy
@@ -50,6 +50,7 @@ class Transit(Writing):
         self._places: dict[str, tuple[Slab, int]] = {}  # of pieces
         self._unfilled: list[_Filling] = []
         self._closed = False
+        self.whole = True  # is nothing of it on the disk?
 
     def close(self) -> None:
         super().close()
@@ -95,12 +96,23 @@ class Transit(Writing):
             self._places = {name: place for name, place in self._places.items() if place[0] not in files}
             free(self._slabs.pop(slab) for slab in files)
 
+    def retain_only(self, names: Set[str]) -> None:
+        """At the target: what has come and is none of these has been replaced. Its memory is given back; who still
+        reads it finds zeros there."""
+        with self._lock:
+            for name in self._places.keys() - names:
+                slab, at = self._places.pop(name)
+                del slab.places[at]
+                slab.names.discard(name)
+                punch(self._slabs[slab].fileno(), at, PIECE)
+
     def _store(self, name: str, content: Bytes) -> int:
         """In a slab of our own. Returns the bytes that it took on the disk. Raises OSError."""
         if name in self._places:
             return 0
         filling = self._next()
         if filling is None:
+            self.whole = False
             return self._chunks.keep(name, len(content), lambda: encode(content))
         write_all(filling.fd.fileno(), content, filling.at)
         with self._lock:
@@ -164,7 +176,8 @@ class Transit(Writing):
             for slab, fd in self._slabs.items():
                 if slab.owner == owner and slab.places:
                     number = os.open(f"/proc/self/fd/{fd.fileno()}", os.O_RDONLY | os.O_CLOEXEC)
-                    opened.append((slab, Fd(number)))
+                    as_it_is = Slab(slab.name, slab.owner, slab.bytes, dict(slab.places), set(slab.names))
+                    opened.append((as_it_is, Fd(number)))
         return opened
 
 
