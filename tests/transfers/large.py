@@ -1,6 +1,6 @@
-"""A CUDA program with much memory, of which each step changes little: `large.py OUTPUT MIB PAUSE`. Each granule of 2 MiB
-has other content. A step changes one of them, and appends a line with what it and another one contain. With a file
-beside OUTPUT, `.stop` instead of its suffix, it ends after the step that it does."""
+"""A CUDA program with much memory, of which each step changes little: `large.py OUTPUT MIB PAUSE`. Each granule of
+2 MiB has other content. A step changes one of them, and appends a line with what it and another one contain. With a
+file beside OUTPUT, `.stop` instead of its suffix, it ends after the step that it does."""
 
 import ctypes
 import os

@@ -65,8 +65,8 @@ class FromAhead:
     these have loaded. Afterwards `took`: what lasted how long, in ms; `content_bytes`: of device memory, and what of it
     was copied to devices here, the restoration being under way."""
 
-    servers: Sequence[Ahead]
-    images: Sequence[live.Images]
+    servers: list[Ahead]
+    images: list[live.Images]
     took: dict[str, float] = field(default_factory=dict)
     content_bytes: int = 0
     copied_bytes: int = 0

@@ -59,7 +59,7 @@ class Ahead:
         self._log = logger.bind(job=wanted.job, device=wanted.device)
         self._number = 0  # of rounds
         self._ready = False  # it has said hello
-        self._closed = False
+        self._closed = False  # taken, or it has ended
         self._next: _Content | None = None  # until it is ready
         self._seat: Seat | None = None
         hooks = ServerHooks(
@@ -71,9 +71,9 @@ class Ahead:
         self._starting = asyncio.get_running_loop().create_task(self._start(program), context=contextvars.Context())
 
     @property
-    def pid(self) -> int | None:
-        """Of its server; None: it has not said hello, or has gone."""
-        return self._server.pid if self._ready and not self._closed else None
+    def is_there(self) -> bool:
+        """Or being started."""
+        return not self._closed
 
     async def _start(self, program: ServerProgram) -> None:
         wanted, user = self.wanted, self.wanted.user

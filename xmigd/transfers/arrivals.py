@@ -41,6 +41,7 @@ from xmigd.ipc import pidfd as pidfds
 from xmigd.ipc.channel import Peer
 from xmigd.ipc.fds import free
 from xmigd.migrations.places import Places
+from xmigd.migrations.plan import size
 from xmigd.operations.operation import Operation
 from xmigd.operations.service import Operations, Outcome, interrupted
 from xmigd.process.migration_events import Reason
@@ -49,6 +50,7 @@ from xmigd.store.objects import Damaged
 from xmigd.supervisor.ahead import Wanted
 from xmigd.supervisor.process import Process
 from xmigd.supervisor.supervisor import Supervisor
+from xmigd.text import harmless
 from xmigd.transfers import records, repository
 from xmigd.transfers.needs import MOST_PROGRAMS, Needs, choose, general, judge, judge_all
 from xmigd.transfers.stopped import are_whole, left, written
@@ -315,8 +317,8 @@ class Arrivals:
                 if row is None or not isinstance(receiving.writing, Transit) or not receiving.writing.whole:
                     return  # host memory has no room for what is made of it
                 await asyncio.to_thread(self._check_manifest, manifest, row)
-                if not receiving.ahead.servers:
-                    receiving.ahead = self._servers_ahead(id, receiving, manifest)
+                _check_announced(manifest, receiving.needs)
+                self._start_ahead(id, receiving, manifest)
                 for number, program in enumerate(manifest.programs):
                     images = receiving.ahead.images[number]
                     handles, snapshots = await asyncio.to_thread(
@@ -327,10 +329,14 @@ class Arrivals:
                 brought = manifest
         except NotWanted:
             pass
-        except (OSError, XmigError) as error:
-            logger.warning("content does not come ahead", transfer=id[:12], why=str(error))
+        except (OSError, ValueError, XmigError) as error:
+            logger.warning("content does not come ahead", transfer=id[:12], why=harmless(str(error)))
+        except Exception:
+            logger.exception("content does not come ahead", transfer=id[:12])
 
-    def _servers_ahead(self, id: str, receiving: Receiving, manifest: Manifest) -> FromAhead:
+    def _start_ahead(self, id: str, receiving: Receiving, manifest: Manifest) -> None:
+        """Servers of those programs that have none, or of which it has ended."""
+
         def no_room(why: str) -> None:
             """Better now than once the program stands still."""
             over = self._loop.create_task(self._over(id, why))
@@ -345,9 +351,13 @@ class Arrivals:
                 most_bytes=[one.bytes for one in receiving.needs.programs[number].devices],
             )  # fmt: skip
 
-        count = len(manifest.programs)
-        servers = [self._supervisor.work_ahead(wanted(number), no_room) for number in range(count)]
-        return FromAhead(servers, [{} for _ in range(count)])
+        servers = receiving.ahead.servers
+        for number in range(len(manifest.programs)):
+            if number == len(servers):
+                servers.append(self._supervisor.work_ahead(wanted(number), no_room))
+                receiving.ahead.images.append({})
+            elif not servers[number].is_there:
+                servers[number] = self._supervisor.work_ahead(wanted(number), no_room)
 
     # --- all of it has come -------------------------------------------------------------------------------------------
 
@@ -582,6 +592,14 @@ class Arrivals:
     async def _write(self, name: Any, work: Callable[[Session], Any]) -> Any:
         """Raises Unavailable."""
         return await self._writer.write(name, work)
+
+
+def _check_announced(manifest: Manifest, needs: Needs) -> None:
+    """Has it no more than was announced? Later it may have grown. Raises Invalid."""
+    has = sum(chunk.bytes for one in manifest.programs for memory in one.memory for chunk in memory.content.chunks)
+    announced = sum(device.bytes for one in needs.programs for device in one.devices) + needs.program_bytes
+    if has > announced:
+        raise Invalid(f"it has {size(has)}, and {size(announced)} were announced", code="peer_lies")
 
 
 def _needs(request: dict[str, Any]) -> Needs:
