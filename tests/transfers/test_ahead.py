@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -17,7 +18,13 @@ from tests.harness import wait_until
 from tests.migration.moves import ended, succeeded
 from tests.namespaces import needs_networks
 from tests.transfers.nodes import TransferNode, pair, wait_for_lines
+from xmigd.checkpoints.content import PIECE
+from xmigd.checkpoints.manifest import Chunk, Content, Manifest, Memory, Program
+from xmigd.errors import Invalid
 from xmigd.native import SERVER
+from xmigd.transfers.arrivals import _check_announced
+from xmigd.transfers.departures import _figures
+from xmigd.transfers.needs import DeviceNeed, Needs, ProgramNeed
 
 pytestmark = [pytest.mark.criu, needs_networks]
 
@@ -152,3 +159,42 @@ def test_a_daemon_is_killed(nodes: list[TransferNode], native_dir: Path, tmp_pat
         wait_until(lambda: not ahead_of(two), "the server has ended")
         wait_until(lambda: bool(one.lives()) and one.lives()[0]["state"] == "running", "it goes on where it was")
         assert not two.lives()
+
+
+def test_no_room(native_dir: Path, tmp_path: Path) -> None:
+    """The device had room when the move began, and has none when the server takes it: the program does not stop."""
+    native = tmp_path / "native"
+    shutil.copytree(native_dir, native)
+    real = native / "real"
+    real.mkdir()
+    server = (native / SERVER).rename(real / SERVER)
+    (native / SERVER).write_text(f'#!/bin/bash\nexec {server} "${{@/{1 << 28}/{32 << 20}}}"\n')
+    (native / SERVER).chmod(0o755)
+    with pair(native_dir, of_each={"two": {"native_dir": native}}) as nodes, program(nodes, native_dir, tmp_path):
+        one, two = nodes
+        failed = ended(one, one.move(one.lives()[0]["job_id"], "two"))
+        assert failed["state"] == "failed"
+        assert "there is no memory for the 6" in failed["error"]["detail"]
+        assert one.transfers()[0]["standstill_ms"] is None
+        assert two.transfers()[0]["state"] == "dropped"
+
+
+def test_a_peer_may_not_have_more_than_it_has_announced() -> None:
+    """What is more is not brought ahead."""
+    chunks = tuple(Chunk(at=at * PIECE, bytes=PIECE, hash=f"{at:064x}") for at in range(8))
+    content = Content(bytes=8 * PIECE, chunks=chunks)
+    memory = Memory(id=1, kind="shadow", ordinal=0, message="{}", content=content)
+    program = Program.model_construct(memory=(memory,))
+    need = ProgramNeed(device="cpu:0", devices=(DeviceNeed(kind="cpu", bytes=7 * PIECE),))
+    announced = Needs.model_construct(programs=(need,), program_bytes=PIECE)
+    _check_announced(Manifest.model_construct(programs=(program,)), announced)
+    with pytest.raises(Invalid) as caught:
+        _check_announced(Manifest.model_construct(programs=(program, program)), announced)
+    assert caught.value.code == "peer_lies"
+
+
+def test_figures_of_a_peer_are_numbers_or_nothing() -> None:
+    right = {"took": {"criu_ms": 2.0}, "content_bytes": 3, "ahead_bytes": 1, "state": "prepared"}
+    assert _figures(right).model_dump() == {"took": {"criu_ms": 2.0}, "content_bytes": 3, "ahead_bytes": 1}
+    for wrong in ({"took": {"x": 1.0}}, {"took": {"criu_ms": -1}}, {"took": 3}, {"ahead_bytes": 1 << 60}):
+        assert _figures(right | wrong).model_dump() == {"took": {}, "content_bytes": None, "ahead_bytes": None}

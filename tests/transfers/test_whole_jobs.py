@@ -48,7 +48,9 @@ def test_there_and_back(job: Job) -> None:
     assert job.where() == 1
     there = sorted(two.lives(), key=lambda each: each["pid"])
     assert [each["device"] for each in there] == ["cpu:1", "cpu:0"]
-    assert two.transfers()[0]["processes"] == [each["id"] for each in there]
+    arrived = two.transfers()[0]
+    assert arrived["processes"] == [each["id"] for each in there]
+    assert arrived["ahead_bytes"] > arrived["content_bytes"] // 2, "of both, before they stopped"
     job.goes_on()
     back = succeeded(two, job.move())
     assert back["result"]["target"] == "one/cpu:0,cpu:1"

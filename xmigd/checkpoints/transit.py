@@ -4,7 +4,8 @@ At the source that is the memory into which servers have copied, and CRIU's file
 memory of our own, which the program's next server is given as slabs (slabs.py). Invariants:
 
 - It is one move's, and ends with it. No checkpoint relies on it.
-- What is read of it is compared with its hash: at the source, servers may still write to what they have handed over.
+- What is read of it has the hash that it is read by: what servers have handed over, to which they may still write, is
+  compared each time; what we have written, to memory that nobody else may open for writing, was compared before.
 - What host memory has no room for goes to the disk, as of any checkpoint.
 """
 
@@ -47,6 +48,7 @@ class Transit(Writing):
         self._owner = owner
         self._lock = threading.Lock()
         self._slabs: dict[Slab, Fd] = {}
+        self._own: set[Slab] = set()  # of these: written by us
         self._places: dict[str, tuple[Slab, int]] = {}  # of pieces
         self._unfilled: list[_Filling] = []
         self._closed = False
@@ -57,7 +59,7 @@ class Transit(Writing):
         with self._lock:
             self._closed = True
             free(self._slabs.values())
-            self._slabs, self._places, self._unfilled = {}, {}, []
+            self._slabs, self._own, self._places, self._unfilled = {}, set(), {}, []
 
     # --- what is stored -----------------------------------------------------------------------------------------------
 
@@ -132,12 +134,14 @@ class Transit(Writing):
         if available_memory() - RESERVE < SLAB:
             return None
         memory, slab = make_file(None), Slab(new_id(), self._owner, SLAB)
+        os.fchmod(memory.fileno(), 0o600)  # servers get it for reading, as another user
         os.ftruncate(memory.fileno(), SLAB)
         with contextlib.suppress(OSError):  # small pages do as well
             make_huge(memory.fileno(), SLAB)
         with self._lock:
             if not self._closed:
                 self._slabs[slab] = Fd(os.dup(memory.fileno()))
+                self._own.add(slab)
         return _Filling(slab, memory)
 
     def _note(self, slab: Slab, at: int, name: str, size: int) -> None:
@@ -156,6 +160,7 @@ class Transit(Writing):
             if found is None:
                 return None
             file = Fd(os.dup(self._slabs[found[0]].fileno()))  # that nobody closes meanwhile
+            own = found[0] in self._own
         content = memoryview(buffer)[:size]
         try:
             read_all(file.fileno(), content, found[1])
@@ -163,7 +168,10 @@ class Transit(Writing):
             return None
         finally:
             file.close()
-        return content if hashlib.sha256(content).hexdigest() == name else None
+        if not own:
+            return content if hashlib.sha256(content).hexdigest() == name else None
+        with self._lock:
+            return content if self._places.get(name) == found else None  # or it was replaced meanwhile
 
     def encoded(self, name: str, size: int, buffer: bytearray) -> tuple[Bytes, ...]:
         found = self.read(name, size, buffer)
