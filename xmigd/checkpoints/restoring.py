@@ -32,7 +32,7 @@ from xmigd.errors import Cancelled, Conflict, Forbidden, Invalid, NotFound, Unav
 from xmigd.events.bus import Bus
 from xmigd.ids import new_id
 from xmigd.ipc import pidfd as pidfds
-from xmigd.ipc.fds import Fd, close_all
+from xmigd.ipc.fds import Fd, close_all, free
 from xmigd.jobs import repository as jobs
 from xmigd.jobs.membership import new_job
 from xmigd.memory.handles import Handle, JobMemory
@@ -70,6 +70,14 @@ class FromAhead:
     took: dict[str, float] = field(default_factory=dict)
     content_bytes: int = 0
     copied_bytes: int = 0
+
+    def close(self) -> None:
+        """Servers that were not taken end. It may be called again."""
+        for server in self.servers:
+            server.close()
+        for images in self.images:
+            free([fd for _, fd in images.values()])
+            images.clear()
 
     def note(self, resumed: Mapping[str, Any], began: float, read: float, restored: float) -> None:
         """The result of their resumption, which is over now. Monotonic seconds."""

@@ -107,6 +107,10 @@ class Receiving:
         self._enough.set()
         for server in self.ahead.servers:
             server.close()
+        if self._bringing is None or self._bringing.done():
+            self.ahead.close()
+        else:  # a thread of its has the images
+            self._bringing.add_done_callback(lambda _: self.ahead.close())
         with self._lock:
             self._stack.close()
 
@@ -158,12 +162,11 @@ class Arrivals:
                     raise ProtocolError("a piece that is too large")
                 receiving.writing.take(chunk.hash, chunk.bytes, payload)
                 return {}, b""
-            manifest = Manifest.model_validate_json(payload)
-            if isinstance(receiving.writing, Transit):
-                names = {chunk.hash for content in contents(manifest) for chunk in content.chunks}
-                receiving.writing.retain_only(names)
-            receiving.manifest = manifest
-            if request.get("ahead") is True:
+            receiving.manifest = manifest = Manifest.model_validate_json(payload)
+            if request.get("ahead") is True:  # the program runs, and all that it has by now has come
+                if isinstance(receiving.writing, Transit):
+                    names = {chunk.hash for content in contents(manifest) for chunk in content.chunks}
+                    receiving.writing.retain_only(names)
                 id = str(request.get("transfer"))
                 self._loop.call_soon_threadsafe(receiving.bring, partial(self._bring, id, receiving))
             return {}, b""
@@ -318,6 +321,8 @@ class Arrivals:
                     return  # host memory has no room for what is made of it
                 await asyncio.to_thread(self._check_manifest, manifest, row)
                 _check_announced(manifest, receiving.needs)
+                if enough.is_set():  # meanwhile
+                    return
                 self._start_ahead(id, receiving, manifest)
                 for number, program in enumerate(manifest.programs):
                     images = receiving.ahead.images[number]
