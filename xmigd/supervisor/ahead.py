@@ -58,7 +58,7 @@ class Ahead:
         self._over = over
         self._log = logger.bind(job=wanted.job, device=wanted.device)
         self._number = 0  # of rounds
-        self._ready = False  # it has said hello
+        self._ready = False  # it takes content
         self._closed = False  # taken, or it has ended
         self._next: _Content | None = None  # until it is ready
         self._seat: Seat | None = None
