@@ -174,3 +174,22 @@ def test_a_retained_file_may_lose_its_name(tmp_path: Path) -> None:
         assert writing.has([name_of(1), name_of(2)])
         assert not writing.has([last.hash])
         wait_until(lambda: descriptors() < before, "nobody has the file any more")
+
+
+def test_what_was_replaced_takes_no_memory(tmp_path: Path) -> None:
+    """A part of a slab, of which a server may read the rest meanwhile."""
+    chunks = Chunks(tmp_path / "objects")
+    with in_transit(chunks, FIRST, OWNER) as writing:
+        arrive(writing, *range(1, 9))
+        ((before, fd),) = writing.slabs_of(OWNER)
+        held = os.fstat(fd.fileno()).st_blocks
+        writing.retain_only({name_of(1), name_of(2), name_of(8)})
+        assert os.fstat(fd.fileno()).st_blocks * 512 <= held * 512 - 5 * PIECE
+        assert writing.lacks(name_of(3))
+        assert not writing.has([name_of(3)])
+        assert writing.read(name_of(8), PIECE, bytearray(PIECE)) == piece(8)
+        assert os.fstat(fd.fileno()).st_mode & 0o777 == 0o600, "its server cannot open it for writing"
+        ((after, _),) = writing.slabs_of(OWNER)
+        assert (len(before.places), len(after.places)) == (8, 3)
+        arrive(writing, 3)
+        assert writing.read(name_of(3), PIECE, bytearray(PIECE)) == piece(3)

@@ -85,7 +85,7 @@ xmig_server_jobs("" first_launches failed_frees tensor_maps globals twins twin_w
 xmig_server_jobs(placement_ settles where_waking_is_cheap looks_again runs_beside usher rests_after_the_last_record moves_with_the_program nonsense
                  reported_that_it_is_late bound_by_others whole_server_bound real_time_program)
 xmig_server_jobs(move_ settles moves aborts source_dies both_die unprepared young smaller grows_while_settling)
-xmig_server_jobs(suspend_ host while_settling brings_all given_room files aborts dies no_room damaged full shadow_on_host)
+xmig_server_jobs(suspend_ host while_settling brings_all given_room files aborts dies no_room damaged ahead full shadow_on_host)
 
 # Of the server that places variables itself.
 xmig_jobs(variables_ placing_server placed_kernels variables_ kept kept_at_random kept_preloaded kept_when_a_snapshot_begins

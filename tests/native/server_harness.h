@@ -50,6 +50,8 @@ struct Setup {
   bool mistaken = false;  // and was informed of other memory under the same numbers, and of some that is no more
   // Of a recovery that is prepared ahead, when the server has done so and before it may enter; with its control socket.
   std::function<void(int)> prepared;
+  // Of a resumption, before its server is given the job; with its control socket.
+  std::function<void(int)> ahead;
 };
 inline Setup setup;
 inline std::atomic<uint64_t> preloaded_modules{0}, preloaded_kernels{0};
@@ -274,6 +276,30 @@ class Job {
     parked_ = false;
     wait([&] { return counters_.resumed != before || parked_; });
     return !parked_;
+  }
+  // Before a server is given the suspended job: a round of what it has. The answer, or that the server has ended.
+  Json work_ahead(int control, uint64_t number, uint64_t most_bytes) {
+    const auto tell = [&](const Json& message, std::span<const int> fds) {
+      const std::string text = message.dump();
+      CHECK(ipc::send_message(control, std::as_bytes(std::span(text)), fds) == 0);
+    };
+    const int snapshots[] = {snapshot_fd_[0].get(), snapshot_fd_[1].get()};
+    tell({{"type", "ahead"}, {"number", number}, {"most_bytes", {most_bytes}}}, snapshots);
+    with_held([&](const HeldMap& all) {
+      for (const auto& [id, held] : all) {
+        const int one = held.fd.get();
+        tell(held.fields, std::span(&one, 1));
+      }
+    });
+    tell({{"type", "go"}}, {});
+    std::vector<std::byte> buffer(64 << 10);
+    while (true) {
+      const ipc::Received received = ipc::receive_message(control, buffer, 5);
+      if (received.bytes == 0) return {{"type", "closed"}};
+      const auto* const text = reinterpret_cast<const char*>(buffer.data());
+      Json message = Json::parse(text, text + received.bytes);
+      if (message.at("type") == "round" || message.at("type") == "move_failed") return message;
+    }
   }
   std::string resume_error() {
     const std::lock_guard lock(mutex_);
@@ -568,6 +594,7 @@ class Job {
   void start_server() {
     auto [pid, control] = spawn_server(options_.device, options_.memory, runtime_dir);
     if (setup.preload && started_ && !resuming_) preload(control.get(), pid);
+    if (setup.ahead && resuming_) setup.ahead(control.get());
     const std::lock_guard lock(mutex_);
     brought_ = false;
     control_ = std::move(control);

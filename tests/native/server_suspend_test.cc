@@ -324,6 +324,61 @@ void damaged() {
   check_whole(job);
 }
 
+// What it has is on the device before a server is given the job: what has not changed is not copied again, what is damaged then
+// is, and who has no room, or is to take more than was announced, ends.
+void ahead() {
+  constexpr uint64_t kMost = 1ull << 30;
+  Job job;
+  Program program(job);
+  program.let_run();
+  program.stand_still();
+  Suspension suspension(job);
+  CHECK(suspension.prepare().at("type") == "prepared");
+  CHECK(suspension.suspend().at("type") == "suspended");
+  check_suspended(job, program);
+  constexpr uint64_t kLittle = 16 << 20;
+  for (const auto& [memory, most, code] : {std::tuple{kLittle, kMost, "no_room"}, std::tuple{kMost, kLittle, "bad_snapshot"}}) {
+    const auto [pid, control] = spawn_server("cpu:1", memory);
+    const Json failed = job.work_ahead(control.get(), 1, most);
+    CHECK(failed.at("type") == "move_failed" && failed.at("code") == code);
+    ::waitpid(pid, nullptr, 0);
+  }
+  uint64_t total = 0, copied = 0;
+  const auto note = [&](const Json& message) {
+    if (message.at("type") != "round") return;
+    CHECK(message.at("total_bytes") == total && message.at("settled_bytes") == total);
+    copied = message.at("copied_bytes").get<uint64_t>();
+  };
+  for (const bool again : {true, false}) {
+    setup.ahead = [&](int control) {
+      change(job);
+      const Json damaged = job.work_ahead(control, 1, kMost);
+      total = damaged.at("total_bytes").get<uint64_t>();
+      CHECK(total >= 16 << 20 && damaged.at("settled_bytes") == 0 && damaged.at("differing_bytes") == total);
+      change(job);
+      const Json right = job.work_ahead(control, 2, kMost);
+      CHECK(right.at("settled_bytes") == total && right.at("copied_bytes") == total);
+      if (again) CHECK(job.work_ahead(control, 3, kMost).at("copied_bytes") == 0);
+    };
+    job.on_message(note);
+    CHECK(job.resume("cpu:1"));
+    setup.ahead = {};
+    CHECK(copied == (again ? 0 : total));  // since the last round began
+    program.go_on();
+    program.let_run();
+    job.kill_server();
+    program.let_run();
+    program.stand_still();
+    if (!again) break;
+    Suspension once_more(job);
+    CHECK(once_more.suspend().at("type") == "suspended");
+    check_suspended(job, program);
+  }
+  program.go_on();
+  program.end();
+  check_whole(job);
+}
+
 // A file system that is too small. It takes a mount of one's own: without that right, a limit on the size of files.
 void full() {
   Job job;
@@ -371,7 +426,7 @@ void shadow_on_host() {
 
 const Added kAdded("suspend_", {
     {"host", host}, {"while_settling", while_settling}, {"brings_all", brings_all}, {"given_room", given_room},
-    {"files", files}, {"aborts", aborts}, {"dies", dies}, {"no_room", no_room}, {"damaged", damaged}, {"full", full},
+    {"files", files}, {"aborts", aborts}, {"dies", dies}, {"no_room", no_room}, {"damaged", damaged}, {"ahead", ahead}, {"full", full},
     {"shadow_on_host", shadow_on_host},
 });
 

@@ -18,9 +18,13 @@ def test_suspend_and_resume(world: MoveWorld) -> None:
     target = world.begin("resume", "cpu:1", id="r")
     world.tell(e.Hello, server=target)
     world.tell(v.IntentWritten)
+    # The rest was there before.
+    copied = {"total_bytes": 8 * MIB, "copied_bytes": 2 * MIB, "differing_bytes": 0, "ms": 1.0, "loading_ms": 0.0}
+    world.tell(v.RoundDone, server=target, number=0, **copied)
     world.resume_program(target)
     assert (world.machine.state, world.machine.active, world.device) == ("running", target, "cpu:1")
-    assert world.record("r").location == "device"
+    record = world.record("r")
+    assert (record.location, record.total_bytes, record.processed_bytes) == ("device", 8 * MIB, 2 * MIB)
     world.exit(holder, killed=True)
     assert world.machine.standby is not None
 

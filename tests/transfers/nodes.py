@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -84,24 +84,30 @@ class TransferNode(nodes.NamespacedNode):
 
 
 @contextlib.contextmanager
-def pair(native_dir: Path, **settings: object) -> Iterator[list[TransferNode]]:
-    """Two nodes that know each other and run."""
-    with several(2, native_dir, **settings) as both:
+def pair(
+    native_dir: Path, *, of_each: Mapping[str, Mapping[str, object]] | None = None, **settings: object
+) -> Iterator[list[TransferNode]]:
+    """Two nodes that know each other and run. `of_each`: settings by node, beside those that both have."""
+    with several(2, native_dir, of_each=of_each, **settings) as both:
         yield both
 
 
 @contextlib.contextmanager
-def several(count: int, native_dir: Path, **settings: object) -> Iterator[list[TransferNode]]:
+def several(
+    count: int, native_dir: Path, *, of_each: Mapping[str, Mapping[str, object]] | None = None, **settings: object
+) -> Iterator[list[TransferNode]]:
     """The same, of so many."""
 
     class Node(TransferNode):
-        def __init__(self, folder: Path, name: str, network: NetworkNode, place: Path) -> None:
+        def __init__(
+            self, folder: Path, name: str, network: NetworkNode, place: Path, native_dir: Path = native_dir,
+        ) -> None:  # fmt: skip
             super().__init__(
                 folder, name, network, place, failpoint=place / "point", device_memory=1 << 28, criu=criu_or_skip(),
                 native_dir=native_dir, **settings,
             )  # fmt: skip
 
-    with nodes.several(count, Node) as made:
+    with nodes.several(count, Node, of_each=of_each or {}) as made:
         yield list(made)
 
 

@@ -24,7 +24,7 @@ from tests.peers.nodes import PeerNode, acquainted
 from xmigd import __version__
 from xmigd.checkpoints.content import HEADER, MAGIC, RESERVED
 from xmigd.errors import Unavailable
-from xmigd.native import read_layout
+from xmigd.native import SERVER, read_layout
 from xmigd.peers.certificates import FILE, Identity, client_context, open_identity, server_name
 from xmigd.transfers.wire import BULK, LONGEST, LONGEST_PAYLOAD, PREFIX, Line
 from xmigd.transfers.wire import HEADER as FRAME
@@ -159,12 +159,19 @@ def test_a_peer_that_lies(nodes: list[PeerNode], connect: Connect, native_dir: P
     assert refused(line, {"op": "go", "transfer": transfer}) == "transfer_not_ready"
     for programs in ([], [program(uid=60_010), program(uid=60_010, pid=4_000_001, id="6" * 32)], [program(devices=[])]):
         manifest["programs"] = programs  # not as many, or not with as many devices, as were announced
-        line.call({"op": "manifest", "transfer": transfer}, dumped(manifest))
+        line.call({"op": "manifest", "transfer": transfer, "ahead": True}, dumped(manifest))
         assert refused(line, {"op": "prepare", "transfer": transfer}) == "peer_lies"
-    manifest["programs"] = [program(uid=60_010)]
-    line.call({"op": "manifest", "transfer": transfer}, dumped(manifest))
+    assert children(nodes[1], SERVER) == []
+    log = nodes[1].log
+    for more in (1 << 21, 0):  # than was announced; and its snapshots are none
+        memory = {"id": 1, "kind": "shadow", "ordinal": 0, "message": "{}", "content": content_of(name, more)}
+        manifest["programs"] = [program(uid=60_010, memory=[memory] if more else [])]
+        line.call({"op": "manifest", "transfer": transfer, "ahead": True}, dumped(manifest))
+        given_up = "were announced" if more else "cannot be read"
+        wait_until(lambda wanted=given_up: wanted in log.read_text(), given_up)  # type: ignore[misc]
     line.call({"op": "prepare", "transfer": transfer})  # without any image
     wait_until(lambda: state(nodes[1], transfer) == "dropped", "it cannot be made again")
+    wait_until(lambda: children(nodes[1], SERVER) == [], "no server stays")
     assert line.call({"op": "go", "transfer": transfer})[0]["state"] == "dropped"
     assert line.call({"op": "drop", "transfer": transfer})[0]["state"] == "dropped"
     twice = {"op": "begin", "transfer": "7" * 32, "needs": needs(native_dir, programs=[need(), need()])}
@@ -191,15 +198,24 @@ def bring(nodes: list[PeerNode], transfer: str, identity: Identity, *, claims: s
         raise
 
 
+def content_of(name: str, size: int) -> dict[str, Any]:
+    return {"bytes": size, "chunks": [{"at": 0, "bytes": size, "hash": name}] if size else []}
+
+
 def pumps(node: PeerNode) -> list[int]:
     """Processes that it has for connections with pieces."""
+    return children(node, "pump.py")
+
+
+def children(node: PeerNode, word: str) -> list[int]:
+    """Its processes whose commands have this in them."""
     assert node.process is not None
-    children = Path(f"/proc/{node.process.pid}/task").glob("*/children")
-    pids = [int(pid) for each in children for pid in each.read_text().split()]
+    listed = Path(f"/proc/{node.process.pid}/task").glob("*/children")
+    pids = [int(pid) for each in listed for pid in each.read_text().split()]
     found = []
     for pid in pids:
         with contextlib.suppress(OSError):  # it has ended
-            if b"pump.py" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            if word.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
                 found.append(pid)
     return found
 

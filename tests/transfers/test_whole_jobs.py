@@ -20,6 +20,7 @@ from xmigd.client import Refused
 
 pytestmark = [pytest.mark.criu, needs_networks]
 
+CONTENT = 2 << 20  # bytes, of each rank
 FAMILY = Path(__file__).with_name("family.py")
 
 
@@ -48,7 +49,12 @@ def test_there_and_back(job: Job) -> None:
     assert job.where() == 1
     there = sorted(two.lives(), key=lambda each: each["pid"])
     assert [each["device"] for each in there] == ["cpu:1", "cpu:0"]
-    assert two.transfers()[0]["processes"] == [each["id"] for each in there]
+    arrived = two.transfers()[0]
+    assert arrived["processes"] == [each["id"] for each in there]
+    assert arrived["content_bytes"] == RANKS * CONTENT
+    ahead = [line for line in two.log.read_text().splitlines() if "content is ahead" in line]
+    for one_of_them in there:
+        assert any(f"device={one_of_them['device']} " in line for line in ahead), "each has a server of its own"
     job.goes_on()
     back = succeeded(two, job.move())
     assert back["result"]["target"] == "one/cpu:0,cpu:1"

@@ -290,11 +290,16 @@ def check_unused(files: Iterable[OpenFile], pids: Iterable[int]) -> None:
                         )  # fmt: skip
 
 
+Images = dict[int, tuple[Content, Fd]]  # of a program, by their numbers: memory with what they are
+
+
 def restore_memory(
-    chunks: Chunks, checkpoint: str, program: Program, progress: Progress, enough: threading.Event
-) -> tuple[dict[int, Handle], tuple[Fd, Fd]]:
+    chunks: Chunks, checkpoint: str, program: Program, progress: Progress, enough: threading.Event,
+    images: Images | None = None,
+) -> tuple[dict[int, Handle], tuple[Fd, Fd]]:  # fmt: skip
     """Its shadow and its images, and the snapshots' files: in new memory, but for what of the shadow is in host memory
-    as it was copied. Blocks. Raises Damaged, OSError; NotWanted: `enough` was set meanwhile."""
+    as it was copied. `images`: those that are there from before, and afterwards all. Blocks. Raises Damaged, OSError;
+    NotWanted: `enough` was set meanwhile."""
     made: list[Fd] = []
     handles: dict[int, Handle] = {}
     done = 0
@@ -314,6 +319,11 @@ def restore_memory(
                 done += message.bytes
         filled: list[tuple[Content, int]] = []
         for message, content in wanted:
+            before = None if images is None or message.kind != "image" else images.get(message.id)
+            if before is not None and before[0] == content:
+                made.append(Fd(os.dup(before[1].fileno())))
+                handles[message.id] = make_handle(message, made[-1])
+                continue
             handles[message.id] = make_handle(message, _new_memory(f"xmig-{message.kind}", made))
             filled.append((content, made[-1].fileno()))
         files = [_new_memory(f"xmig-snapshot{number}", made) for number in range(len(program.snapshots))]
@@ -326,6 +336,11 @@ def restore_memory(
                 if content.bytes:
                     file = rewritten(os.pread(fd.fileno(), content.bytes, 0), shared, program)
                     write_all(fd.fileno(), file, 0)
+        if images is not None:
+            images.clear()
+            for message, content in wanted:
+                if message.kind == "image":
+                    images[message.id] = content, Fd(os.dup(handles[message.id].fd.fileno()))
     except Unreadable as error:
         close_all(made)
         raise Damaged(f"the file of its snapshot is damaged: {error}") from None

@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -31,7 +32,7 @@ from xmigd.errors import Cancelled, Conflict, Forbidden, Invalid, NotFound, Unav
 from xmigd.events.bus import Bus
 from xmigd.ids import new_id
 from xmigd.ipc import pidfd as pidfds
-from xmigd.ipc.fds import Fd, close_all
+from xmigd.ipc.fds import Fd, close_all, free
 from xmigd.jobs import repository as jobs
 from xmigd.jobs.membership import new_job
 from xmigd.memory.handles import Handle, JobMemory
@@ -46,6 +47,7 @@ from xmigd.published import Published, check_network, close, listen, pass_on
 from xmigd.records import JobRow, Priority, ProcessRow
 from xmigd.security.callers import Caller
 from xmigd.subscribers import Subscribers
+from xmigd.supervisor.ahead import Ahead
 from xmigd.supervisor.process import Process
 from xmigd.supervisor.supervisor import Supervisor
 
@@ -55,6 +57,33 @@ RESTORE = "restoration"  # operation
 KEPT_WITHIN = 60.0  # seconds in which the servers that hold suspended processes have everything
 
 Keep = Callable[[Sequence[Process], int], Awaitable[None]]  # of a program that was made again: its pid, too
+
+
+@dataclass(slots=True)
+class FromAhead:
+    """Of a restoration whose content has come before (supervisor/ahead.py): servers, of each program, and images that
+    these have loaded. Afterwards `took`: what lasted how long, in ms; `content_bytes`: of device memory, and what of it
+    was copied to devices here, the restoration being under way."""
+
+    servers: list[Ahead]
+    images: list[live.Images]
+    took: dict[str, float] = field(default_factory=dict)
+    content_bytes: int = 0
+    copied_bytes: int = 0
+
+    def close(self) -> None:
+        """Servers that were not taken end. It may be called again."""
+        for server in self.servers:
+            server.close()
+        for images in self.images:
+            free([fd for _, fd in images.values()])
+            images.clear()
+
+    def note(self, resumed: Mapping[str, Any], began: float, read: float, restored: float) -> None:
+        """The result of their resumption, which is over now. Monotonic seconds."""
+        self.content_bytes, self.copied_bytes = resumed["total_bytes"] or 0, resumed["processed_bytes"] or 0
+        ends = {"read_ms": (began, read), "criu_ms": (began, restored), "server_ms": (restored, time.monotonic())}
+        self.took = {name: round((end - start) * 1e3, 3) for name, (start, end) in ends.items()}
 
 
 class Across(Protocol):
@@ -189,14 +218,15 @@ class Restoring:
     async def make_again(
         self, operation: Operation, manifest: Manifest, devices: Sequence[str], requestor: str, *,
         published: Sequence[Published] = (), copied: bool = False, keep: Keep | None = None, asleep: bool = False,
-        nodes: str | None = None, before: Keep | None = None,
+        nodes: str | None = None, before: Keep | None = None, ahead: FromAhead | None = None,
     ) -> dict[str, Any]:  # fmt: skip
         """Restore it. `keep` is called when everything is there and the program is still stopped; then it stays so. If
         that raises, nothing is left of it. `asleep`: its processes are suspended, and stay so. `nodes`: on which its
-        job has ranks; `before` is called before they are resumed. Raises Conflict, Damaged, Unavailable."""
+        job has ranks; `before` is called before they are resumed. `ahead`: what has come of it before. Raises Conflict,
+        Damaged, Unavailable."""
         make = partial(
             self._make, operation, manifest, devices, requestor, published=published, copied=copied, keep=keep,
-            asleep=asleep, nodes=nodes, before=before,
+            asleep=asleep, nodes=nodes, before=before, ahead=ahead,
         )  # fmt: skip
         try:
             return await make()
@@ -215,7 +245,7 @@ class Restoring:
     async def _make(
         self, operation: Operation, manifest: Manifest, devices: Sequence[str], requestor: str, *,
         published: Sequence[Published], copied: bool, keep: Keep | None, asleep: bool, nodes: str | None,
-        before: Keep | None,
+        before: Keep | None, ahead: FromAhead | None,
     ) -> dict[str, Any]:  # fmt: skip
         assert operation.row.owner is not None
         copies: dict[str, str] = {}
@@ -225,7 +255,7 @@ class Restoring:
         made: list[Process] = []
         enough = threading.Event()
         # Beside CRIU's work, and not longer than that makes sense.
-        reading = asyncio.ensure_future(self._read(manifest, contents, operation.reporter(), enough))
+        reading = asyncio.ensure_future(self._read(manifest, contents, operation.reporter(), enough, ahead))
         try:
             place = self._chunks.memory.place_for(sum(image.content.bytes for image in programs[0].images))
             with self._working.images(operation, place) as images:
@@ -268,7 +298,9 @@ class Restoring:
                     job = self._job_of(manifest, root, devices, uid, priority, nodes)
                     for program, device in zip(programs, devices, strict=True):
                         content = contents[len(made)]
-                        made.append(self._take(job, program, device, self._pid_of(manifest, program, root), *content))
+                        server = ahead.servers[len(made)] if ahead is not None and ahead.servers else None
+                        pid = self._pid_of(manifest, program, root)
+                        made.append(self._take(job, program, device, pid, *content, server))
                     if before is not None:
                         await before(made, root)
                     operation.progress("resuming", job=job.id, root=root)
@@ -277,9 +309,11 @@ class Restoring:
                     if asleep:
                         await self._until_kept(made)
                     else:
-                        await self._operations.carried_out(
+                        resumed = await self._operations.carried_out(
                             self._moves.resume(made, [], requestor=requestor, joins=nodes is not None)
                         )
+                        if ahead is not None:
+                            ahead.note(resumed, began, read, restored)
                     if keep is not None:
                         await keep(made, root)
                 except Exception:
@@ -310,13 +344,16 @@ class Restoring:
 
     async def _read(
         self, manifest: Manifest, contents: list[tuple[dict[int, Handle], tuple[Fd, Fd]]],
-        report: Callable[[int], None], enough: threading.Event,
+        report: Callable[[int], None], enough: threading.Event, ahead: FromAhead | None,
     ) -> None:  # fmt: skip
         """The memory of all, appended as it is there. Raises Damaged, Unavailable, NotWanted."""
         with of_the_store("its memory cannot be made"):
-            for program in manifest.programs:
-                read = partial(live.restore_memory, self._chunks, manifest.id, program, report, enough)
+            for number, program in enumerate(manifest.programs):
+                images = None if ahead is None or not ahead.images else ahead.images[number]
+                read = partial(live.restore_memory, self._chunks, manifest.id, program, report, enough, images)
                 contents.append(await asyncio.to_thread(read))
+                if ahead is not None and ahead.servers:  # what is not there yet comes beside CRIU's work
+                    ahead.servers[number].give(*contents[-1])
 
     @staticmethod
     async def _until_kept(made: Sequence[Process]) -> None:
@@ -377,7 +414,7 @@ class Restoring:
 
     def _take(
         self, job: JobRow, program: Program, device: str, pid: int, handles: dict[int, Handle],
-        snapshots: tuple[Fd, Fd],
+        snapshots: tuple[Fd, Fd], ahead: Ahead | None,
     ) -> Process:  # fmt: skip
         """A process that CRIU has made, with its memory, as a suspended one of this job. Raises NotFound, Forbidden."""
         client = Fd(os.pidfd_open(pid))
@@ -392,7 +429,8 @@ class Restoring:
             id=new_id(), job=job.id, pid=pid, start_time=pidfds.start_time(pid), uid=program.uid, gid=program.gid,
             command=program.command, device=device, origin=program.id,
         )  # fmt: skip
-        return self._supervisor.restore(job, row, client, JobMemory(*shared, *snapshots), handles, program.generation)
+        memory = JobMemory(*shared, *snapshots)
+        return self._supervisor.restore(job, row, client, memory, handles, program.generation, ahead)
 
     # --- after a restart ----------------------------------------------------------------------------------------------
 

@@ -4,7 +4,8 @@ At the source that is the memory into which servers have copied, and CRIU's file
 memory of our own, which the program's next server is given as slabs (slabs.py). Invariants:
 
 - It is one move's, and ends with it. No checkpoint relies on it.
-- What is read of it is compared with its hash: at the source, servers may still write to what they have handed over.
+- What is read of it has the hash that it is read by: what servers have handed over, to which they may still write, is
+  compared each time; what we have written, to memory that nobody else may open for writing, was compared before.
 - What host memory has no room for goes to the disk, as of any checkpoint.
 """
 
@@ -14,7 +15,7 @@ import contextlib
 import hashlib
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
 
 from xmigd.checkpoints.content import PIECE, Chunks, Source, Writing, checked, encode, read_all
@@ -22,7 +23,7 @@ from xmigd.checkpoints.memory import Slab
 from xmigd.checkpoints.planes import Bytes
 from xmigd.host_memory import RESERVE, available_memory
 from xmigd.ids import new_id
-from xmigd.ipc.fds import Fd, free, write_all
+from xmigd.ipc.fds import Fd, free, punch, write_all
 from xmigd.memory.host_pool import make_file, make_huge
 
 SLAB = 64 << 20  # bytes of memory that is made at once: what a server makes for a copy
@@ -47,16 +48,18 @@ class Transit(Writing):
         self._owner = owner
         self._lock = threading.Lock()
         self._slabs: dict[Slab, Fd] = {}
+        self._own: set[Slab] = set()  # of these: written by us
         self._places: dict[str, tuple[Slab, int]] = {}  # of pieces
         self._unfilled: list[_Filling] = []
         self._closed = False
+        self.whole = True  # is nothing of it on the disk?
 
     def close(self) -> None:
         super().close()
         with self._lock:
             self._closed = True
             free(self._slabs.values())
-            self._slabs, self._places, self._unfilled = {}, {}, []
+            self._slabs, self._own, self._places, self._unfilled = {}, set(), {}, []
 
     # --- what is stored -----------------------------------------------------------------------------------------------
 
@@ -95,12 +98,23 @@ class Transit(Writing):
             self._places = {name: place for name, place in self._places.items() if place[0] not in files}
             free(self._slabs.pop(slab) for slab in files)
 
+    def retain_only(self, names: Set[str]) -> None:
+        """At the target: what has come and is none of these has been replaced. Its memory is given back; who still
+        reads it finds zeros there."""
+        with self._lock:
+            for name in self._places.keys() - names:
+                slab, at = self._places.pop(name)
+                del slab.places[at]
+                slab.names.discard(name)
+                punch(self._slabs[slab].fileno(), at, PIECE)
+
     def _store(self, name: str, content: Bytes) -> int:
         """In a slab of our own. Returns the bytes that it took on the disk. Raises OSError."""
         if name in self._places:
             return 0
         filling = self._next()
         if filling is None:
+            self.whole = False
             return self._chunks.keep(name, len(content), lambda: encode(content))
         write_all(filling.fd.fileno(), content, filling.at)
         with self._lock:
@@ -120,12 +134,14 @@ class Transit(Writing):
         if available_memory() - RESERVE < SLAB:
             return None
         memory, slab = make_file(None), Slab(new_id(), self._owner, SLAB)
+        os.fchmod(memory.fileno(), 0o600)  # servers get it for reading, as another user
         os.ftruncate(memory.fileno(), SLAB)
         with contextlib.suppress(OSError):  # small pages do as well
             make_huge(memory.fileno(), SLAB)
         with self._lock:
             if not self._closed:
                 self._slabs[slab] = Fd(os.dup(memory.fileno()))
+                self._own.add(slab)
         return _Filling(slab, memory)
 
     def _note(self, slab: Slab, at: int, name: str, size: int) -> None:
@@ -144,6 +160,7 @@ class Transit(Writing):
             if found is None:
                 return None
             file = Fd(os.dup(self._slabs[found[0]].fileno()))  # that nobody closes meanwhile
+            own = found[0] in self._own
         content = memoryview(buffer)[:size]
         try:
             read_all(file.fileno(), content, found[1])
@@ -151,7 +168,10 @@ class Transit(Writing):
             return None
         finally:
             file.close()
-        return content if hashlib.sha256(content).hexdigest() == name else None
+        if not own:
+            return content if hashlib.sha256(content).hexdigest() == name else None
+        with self._lock:
+            return content if self._places.get(name) == found else None  # or it was replaced meanwhile
 
     def encoded(self, name: str, size: int, buffer: bytearray) -> tuple[Bytes, ...]:
         found = self.read(name, size, buffer)
@@ -164,7 +184,8 @@ class Transit(Writing):
             for slab, fd in self._slabs.items():
                 if slab.owner == owner and slab.places:
                     number = os.open(f"/proc/self/fd/{fd.fileno()}", os.O_RDONLY | os.O_CLOEXEC)
-                    opened.append((slab, Fd(number)))
+                    as_it_is = Slab(slab.name, slab.owner, slab.bytes, dict(slab.places), set(slab.names))
+                    opened.append((as_it_is, Fd(number)))
         return opened
 
 

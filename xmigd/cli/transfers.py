@@ -9,6 +9,7 @@ import typer
 
 from xmigd.cli.common import JobOption, LimitOption, YesOption, confirm, connect, find_by_prefix, find_job
 from xmigd.cli.output import Output, OutputOption, console, escape, show, show_one
+from xmigd.words import milliseconds
 
 group = typer.Typer(no_args_is_help=True, help="Transfers: jobs that move to another node, or come from one.")
 TransferArgument = Annotated[str, typer.Argument(help="the transfer: its id, or the beginning of it")]
@@ -44,8 +45,12 @@ def show_transfer(transfer: TransferArgument, output: OutputOption = Output.tabl
     fields = {
         "id": "transfer", "direction": "direction", "peer": "peer", "state": "state", "why": "why", "job_name": "name",
         "job_id": "job here", "peer_job": "job there", "process_id": "process", "user": "user", "source": "from",
-        "target": "to", "standstill_ms": "downtime", "created_at": "began", "ended_at": "ended",
+        "target": "to", "standstill_ms": "downtime", "took": "of that", "content_bytes": "content",
+        "ahead_bytes": "ahead", "created_at": "began", "ended_at": "ended",
     }  # fmt: skip
+    if output is not Output.json:
+        each = (f"{name.removesuffix('_ms')} {milliseconds(ms)}" for name, ms in found["took"].items())
+        found = found | {"took": ", ".join(each)}
     show_one(found, output, fields)
 
 

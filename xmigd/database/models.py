@@ -280,6 +280,9 @@ class Transfer(Base):
     peer_informed: Mapped[bool]  # of the outcome
     rounds: Mapped[list[dict[str, Any]]] = mapped_column(JSON)
     standstill_ms: Mapped[float | None]
+    took: Mapped[dict[str, float]] = mapped_column(JSON)  # ms: what it stood still for
+    content_bytes: Mapped[int | None]  # of device memory
+    ahead_bytes: Mapped[int | None]  # of these: on the devices of its target before it stopped
     created_at: Mapped[float]
     ended_at: Mapped[float | None]
 

@@ -15,6 +15,7 @@ from pathlib import Path
 LIBC = ctypes.CDLL(None, use_errno=True)
 SYS_KCMP, KCMP_FILE = 312, 0  # of x86-64; Python does not know the call
 F_ADD_SEALS = 1033
+KEEP_SIZE, PUNCH_HOLE = 1, 2  # FALLOC_FL_*
 TABLE = 16384  # descriptors for which the kernel makes room at once
 F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW = 1, 2, 4
 
@@ -89,6 +90,11 @@ def write_all(fd: int, content: bytes | bytearray | memoryview, at: int) -> None
     while view:
         written = os.pwrite(fd, view, at)
         view, at = view[written:], at + written
+
+
+def punch(fd: int, at: int, size: int) -> None:
+    """Give the memory of a part of a file back; it is zero then. A file system that cannot do that retains it."""
+    LIBC.fallocate(fd, PUNCH_HOLE | KEEP_SIZE, ctypes.c_long(at), ctypes.c_long(size))
 
 
 def raise_descriptor_limit() -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from collections.abc import Mapping
 
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
@@ -15,6 +17,7 @@ from xmigd.devices.inventory import Inventory, held_bytes
 from xmigd.events.bus import Bus
 from xmigd.jobs.admission import Admission
 from xmigd.migrations.plan import Place
+from xmigd.supervisor.ahead import held_by
 from xmigd.supervisor.supervisor import Supervisor
 
 
@@ -33,10 +36,11 @@ class Places:
     async def known(self) -> list[Place]:
         """Every device that this node has, or had."""
         reserved = await self._admission.outstanding()
-        held = held_bytes(self._supervisor.processes.values())
+        held = Counter(held_bytes(self._supervisor.processes.values()))
+        held.update(held_by(self._supervisor.aheads))
         return await asyncio.to_thread(self._read, held, reserved)
 
-    def _read(self, held: dict[str, int], reserved: dict[str, int]) -> list[Place]:
+    def _read(self, held: Mapping[str, int], reserved: dict[str, int]) -> list[Place]:
         with Session(self._readers) as session:
             rows = repository.listed(session)
             return [self._place(row, held.get(row.id, 0), reserved.get(row.id, 0)) for row in rows]

@@ -317,6 +317,9 @@ class Move:
         self._out.append(v.Patience(self.limits.phase_timeout))  # it is alive
 
     def _round_done(self, event: v.RoundDone) -> None:
+        if self.phase == "taking" and self.kind == "resume":  # what it had to copy; the rest had come ahead
+            self.record.total_bytes, self.record.processed_bytes = event.total_bytes, event.copied_bytes
+            return
         if self.phase != "copying" or self._awaits_snapshot or event.number != self._round:
             return
         record = self.record

@@ -90,10 +90,13 @@ class Process(Reports):
                 self.moving.do(instruction)
 
     def _spawn(self, instruction: e.Spawn) -> None:
+        device = instruction.device or self.row.device
+        if self.moving.is_target(instruction.server) and self.take_ahead(instruction.server, device):
+            return
         user = Peer(self.row.pid, self.row.uid, self.row.gid)
         devices = 0 if instruction.late else self._devices_open()
         program = replace(self.program, devices=devices)
-        self.start_server(instruction.server, instruction.device or self.row.device, program, user)
+        self.start_server(instruction.server, device, program, user)
         self.servers[instruction.server].devices = devices
 
     def _assign(self, instruction: e.Assign) -> None:

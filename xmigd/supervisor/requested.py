@@ -16,6 +16,7 @@ from xmigd.memory.quota import Slots
 from xmigd.memory.restored import restored_memory
 from xmigd.process import events as e
 from xmigd.servers.server import Server
+from xmigd.supervisor.ahead import Ahead
 from xmigd.supervisor.seated import Seated
 from xmigd.supervisor.state import now
 
@@ -77,9 +78,9 @@ class Requested(Seated):
         )  # fmt: skip
         self.records.server_assigned(self.row.id, server.pid, server.start_time, generation)
 
-    def restored(self, handles: dict[int, Handle], generation: int) -> None:
-        """It comes from a checkpoint, with these."""
-        self.handles, self.generation = handles, generation
+    def restored(self, handles: dict[int, Handle], generation: int, ahead: Ahead | None) -> None:
+        """It comes from a checkpoint, with these. `ahead`: the server that is to resume it; None: any."""
+        self.handles, self.generation, self.ahead = handles, generation, ahead
         self.tell(e.Restored(t=now()))
 
     def orphaned(

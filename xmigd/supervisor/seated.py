@@ -11,12 +11,15 @@ from xmigd.ipc.channel import Peer
 from xmigd.mps.service import SHARE, Seat, Work
 from xmigd.process import events as e
 from xmigd.servers.server import Ending, Server, ServerProgram
+from xmigd.supervisor.ahead import Ahead
 from xmigd.supervisor.state import now
 from xmigd.supervisor.supervised import Supervised
 
 
 class Seated(Supervised):
     """Callers are what starts servers, and what hears of their ends."""
+
+    ahead: Ahead | None = None  # what it resumes with first; None: there is none, or it was taken
 
     @property
     def is_mps_client(self) -> bool:
@@ -31,6 +34,23 @@ class Seated(Supervised):
         )
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def take_ahead(self, number: int, device: str) -> bool:
+        """The server that has worked ahead of it becomes this one. False: there is none, on this device."""
+        ahead, self.ahead = self.ahead, None
+        if ahead is None or ahead.wanted.device != device:
+            return False
+        taken = ahead.take(self.hooks, number)
+        if taken is None:
+            return False
+        server, seat = taken
+        self.servers[number] = server
+        if seat is not None:
+            self.seats[number] = seat
+            seat.lost = partial(self._stranded, server)
+        self.without_mps = "" if seat is not None else ahead.without_mps
+        self.tell(e.Hello(t=now(), server=number, warm_ms=0.0))  # it is ready
+        return True
 
     async def _begin_server(self, server: Server, program: ServerProgram, user: Peer, *, standby: bool) -> None:
         seat: Seat | str = self._apart

@@ -50,6 +50,7 @@ from xmigd.settings import MIB, Settings
 from xmigd.store.snapshot_store import SnapshotStore
 from xmigd.subscribers import Subscribers
 from xmigd.supervisor.adoption import Adopter, Expectations
+from xmigd.supervisor.ahead import Ahead, Wanted
 from xmigd.supervisor.far_chunks import FarRank, Fetch, Found
 from xmigd.supervisor.group import Ranks
 from xmigd.supervisor.guard import Guard
@@ -120,6 +121,7 @@ class Supervisor:
         self._stall_bound, self._snapshot_cost = settings.stall_bound, settings.snapshot_cost
         self._hang_timeout = settings.hang_timeout
         self.processes: dict[str, Process] = {}
+        self.aheads: set[Ahead] = set()  # servers whose processes are to come from other nodes
         self.history = History()  # what ranks do, and have done
         self.unique = UniqueCopies(
             settings.node, self.processes, most_bytes=settings.replica_copies_mib * MIB,
@@ -225,10 +227,12 @@ class Supervisor:
             process.machine.limits = replace(process.machine.limits, max_attempts=max_attempts)
 
     def restore(
-        self, job: JobRow, row: ProcessRow, client: Fd, memory: JobMemory, handles: dict[int, Handle], generation: int
-    ) -> Process:
+        self, job: JobRow, row: ProcessRow, client: Fd, memory: JobMemory, handles: dict[int, Handle], generation: int,
+        ahead: Ahead | None = None,
+    ) -> Process:  # fmt: skip
         """A program that was made again from a checkpoint, in a job of its own. It is suspended, and has all that it
-        had: `handles` are its shadow and its images, `generation` counts the servers that it has had."""
+        had: `handles` are its shadow and its images, `generation` counts the servers that it has had. `ahead`: the one
+        that has worked ahead of it."""
         if job.id not in self._jobs:
             self._records.job_made(job)
             self.register_job(job)
@@ -237,8 +241,15 @@ class Supervisor:
         self._records.process_started(row)
         process = self._make(row, job, client, memory)
         self.processes[row.id] = process
-        process.restored(handles, generation)
+        process.restored(handles, generation, ahead)
         return process
+
+    def work_ahead(self, wanted: Wanted, no_room: Callable[[str], None]) -> Ahead:
+        """Start a server for a process that is to come here. `no_room` is called if its device has none for it. It is
+        the caller's to close."""
+        ahead = Ahead(wanted, replace(self._program, devices=0), self._mps, no_room=no_room, over=self.aheads.discard)
+        self.aheads.add(ahead)
+        return ahead
 
     def register_job(self, job: JobRow) -> None:
         self._jobs[job.id] = job
@@ -398,6 +409,8 @@ class Supervisor:
         self._expectations.close()
         self.scopes.close()
         self.unique.close()
+        for ahead in list(self.aheads):
+            ahead.close()
         for process in list(self.processes.values()):
             await process.spawned()
             process.leave()

@@ -13,8 +13,9 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -23,13 +24,13 @@ from sqlalchemy.orm import Session
 from xmigd import log
 from xmigd.checkpoints import live
 from xmigd.checkpoints.apart import check_mounts
-from xmigd.checkpoints.content import HEADER, PIECE, Writing, check_places
+from xmigd.checkpoints.content import HEADER, PIECE, NotWanted, Writing, check_places
 from xmigd.checkpoints.making import check_owners
 from xmigd.checkpoints.manifest import Chunk, Manifest, contents
 from xmigd.checkpoints.pids import end, tree
-from xmigd.checkpoints.restoring import Restoring
+from xmigd.checkpoints.restoring import FromAhead, Restoring
 from xmigd.checkpoints.service import Checkpoints
-from xmigd.checkpoints.transit import in_transit
+from xmigd.checkpoints.transit import Transit, in_transit
 from xmigd.database.reader import Reader
 from xmigd.database.writer import Writer
 from xmigd.devices.names import as_one, devices_of, in_turn, together
@@ -37,14 +38,19 @@ from xmigd.errors import Conflict, Forbidden, Invalid, NotFound, ProtocolError, 
 from xmigd.events.bus import Bus
 from xmigd.ids import new_id
 from xmigd.ipc import pidfd as pidfds
+from xmigd.ipc.channel import Peer
+from xmigd.ipc.fds import free
 from xmigd.migrations.places import Places
+from xmigd.migrations.plan import size
 from xmigd.operations.operation import Operation
 from xmigd.operations.service import Operations, Outcome, interrupted
 from xmigd.process.migration_events import Reason
 from xmigd.published import MOST_PORTS, Published, check_network, close, listen
 from xmigd.store.objects import Damaged
+from xmigd.supervisor.ahead import Wanted
 from xmigd.supervisor.process import Process
 from xmigd.supervisor.supervisor import Supervisor
+from xmigd.text import harmless
 from xmigd.transfers import records, repository
 from xmigd.transfers.needs import MOST_PROGRAMS, Needs, choose, general, judge, judge_all
 from xmigd.transfers.stopped import are_whole, left, written
@@ -60,23 +66,51 @@ _CHUNK = TypeAdapter(Chunk)
 
 
 class Receiving:
-    """What has come of one that is under way. Used by the threads of its connections. `published`: ports that listen
-    for it; `stack` closes them, too."""
+    """What has come of one that is under way. Used by the threads of its connections; what is brought ahead, by the
+    loop's. `published`: ports that listen for it; `stack` closes them, too."""
 
     def __init__(
-        self, peer: str, writing: Writing, stack: ExitStack, *, asleep: bool, published: Sequence[Published] = ()
+        self, peer: str, writing: Writing, stack: ExitStack, *, needs: Needs, devices: Sequence[str],
+        published: Sequence[Published] = (),
     ) -> None:  # fmt: skip
+        """`devices`: of each of its programs."""
         self.peer = peer
-        self.asleep = asleep
+        self.needs = needs
+        self.devices = devices
         self.published = published
         self.writing = writing
         self.manifest: Manifest | None = None
         self.heard = 0.0  # monotonic seconds: of the last request
+        self.ahead = FromAhead([], [])
+        self._bringing: asyncio.Task[None] | None = None
+        self._enough = threading.Event()
         self._stack = stack
         self._lock = threading.Lock()
 
+    @property
+    def asleep(self) -> bool:
+        return self.needs.asleep
+
+    def bring(self, work: Callable[[threading.Event], Coroutine[Any, Any, None]]) -> None:
+        """Begin it, unless it is under way, or all that is needed has been brought."""
+        if not self._enough.is_set() and (self._bringing is None or self._bringing.done()):
+            self._bringing = asyncio.get_running_loop().create_task(work(self._enough))
+
+    async def settle(self) -> None:
+        """Nothing more is brought ahead."""
+        self._enough.set()
+        if self._bringing is not None:
+            await asyncio.wait([self._bringing])
+
     def close(self) -> None:
-        """Its content may be removed."""
+        """Its content may be removed, and its servers end."""
+        self._enough.set()
+        for server in self.ahead.servers:
+            server.close()
+        if self._bringing is None or self._bringing.done():
+            self.ahead.close()
+        else:  # a thread of its has the images
+            self._bringing.add_done_callback(lambda _: self.ahead.close())
         with self._lock:
             self._stack.close()
 
@@ -96,7 +130,9 @@ class Arrivals:
         self._places = places
         self._bus = bus
         self._allowed = allowed
+        self._loop = asyncio.get_running_loop()
         self._receiving: dict[str, Receiving] = {}
+        self._ending: set[asyncio.Task[None]] = set()  # of those for which there is no room
         self._changed = asyncio.Condition()
         self._deciding = asyncio.Lock()  # one decision about an arrival at a time
         operations.register(KIND, self._resolve)
@@ -114,7 +150,7 @@ class Arrivals:
             return None
         receiving = self._receiving.get(str(request.get("transfer")))
         if receiving is None or receiving.peer != peer:
-            raise Conflict("nothing of that transfer is expected", code="transfer_over")
+            raise Conflict(f"nothing of that transfer is expected{self._why_over(request, peer)}", code="transfer_over")
         receiving.heard = time.monotonic()
         try:
             if op == "lacking":
@@ -126,12 +162,25 @@ class Arrivals:
                     raise ProtocolError("a piece that is too large")
                 receiving.writing.take(chunk.hash, chunk.bytes, payload)
                 return {}, b""
-            receiving.manifest = Manifest.model_validate_json(payload)
+            receiving.manifest = manifest = Manifest.model_validate_json(payload)
+            if request.get("ahead") is True:  # the program runs, and all that it has by now has come
+                if isinstance(receiving.writing, Transit):
+                    names = {chunk.hash for content in contents(manifest) for chunk in content.chunks}
+                    receiving.writing.retain_only(names)
+                id = str(request.get("transfer"))
+                self._loop.call_soon_threadsafe(receiving.bring, partial(self._bring, id, receiving))
             return {}, b""
         except ValidationError as error:
             raise ProtocolError(f"a request that is none: {error.errors(include_url=False)[0]['msg']}") from None
         except OSError as error:
             raise Unavailable(f"it cannot be stored: {error.strerror}", code="store_failed", hint="make room") from None
+
+    def _why_over(self, request: dict[str, Any], peer: str) -> str:
+        """Reads the database."""
+        with self._reader.session() as session:
+            row = repository.get(session, str(request.get("transfer"))[:32])
+        mine = row is not None and (row["direction"], row["peer"]) == ("in", peer)
+        return f": {row['why']}" if row is not None and mine and row["why"] else ""
 
     @staticmethod
     def _lacking(writing: Writing, hashes: Payload) -> bytes:
@@ -229,7 +278,7 @@ class Arrivals:
         except BaseException:
             stack.close()
             raise
-        receiving = Receiving(peer, writing, stack, asleep=needs.asleep, published=published)
+        receiving = Receiving(peer, writing, stack, needs=needs, devices=devices, published=published)
         self._receiving[id] = receiving
         receiving.heard = time.monotonic()
         self._publish(values)
@@ -258,6 +307,64 @@ class Arrivals:
         if reasons:
             raise Conflict("; ".join(one.text for one in reasons)[:500], code=reasons[0].code)
         return places
+
+    # --- what comes ahead, while the program runs there ---------------------------------------------------------------
+
+    async def _bring(self, id: str, receiving: Receiving, enough: threading.Event) -> None:
+        """What has come goes onto the devices, by the servers that the processes will have. Without that, or if it
+        fails, it is copied when all has come."""
+        brought: Manifest | None = None
+        try:
+            while (manifest := receiving.manifest) is not None and manifest is not brought and not enough.is_set():
+                row = await self._row(id)
+                if row is None or not isinstance(receiving.writing, Transit) or not receiving.writing.whole:
+                    return  # host memory has no room for what is made of it
+                await asyncio.to_thread(self._check_manifest, manifest, row)
+                _check_announced(manifest, receiving.needs)
+                if enough.is_set():  # meanwhile
+                    return
+                self._start_ahead(id, receiving, manifest)
+                for number, program in enumerate(manifest.programs):
+                    images = receiving.ahead.images[number]
+                    handles, snapshots = await asyncio.to_thread(
+                        live.restore_memory, self._checkpoints.chunks, id, program, lambda _: None, enough, images
+                    )
+                    receiving.ahead.servers[number].give(handles, snapshots)
+                    free([*snapshots, *(handle.fd for handle in handles.values())])
+                brought = manifest
+        except NotWanted:
+            pass
+        except (OSError, ValueError, XmigError) as error:
+            logger.warning("content does not come ahead", transfer=id[:12], why=harmless(str(error)))
+        except Exception:
+            logger.exception("content does not come ahead", transfer=id[:12])
+
+    def _start_ahead(self, id: str, receiving: Receiving, manifest: Manifest) -> None:
+        """Servers of those programs that have none, or of which it has ended."""
+
+        def no_room(why: str) -> None:
+            """Better now than once the program stands still."""
+            over = self._loop.create_task(self._over(id, why))
+            self._ending.add(over)
+            over.add_done_callback(self._ending.discard)
+
+        def wanted(number: int) -> Wanted:
+            program = manifest.programs[number]
+            return Wanted(
+                job=manifest.job_name, device=receiving.devices[number], sm_share=manifest.sm_share or None,
+                user=Peer(0, program.uid, program.gid),
+                most_bytes=[one.bytes for one in receiving.needs.programs[number].devices],
+            )  # fmt: skip
+
+        servers = receiving.ahead.servers
+        for number in range(len(manifest.programs)):
+            if number == len(servers):
+                servers.append(self._supervisor.work_ahead(wanted(number), no_room))
+                receiving.ahead.images.append({})
+            elif not servers[number].is_there:
+                servers[number] = self._supervisor.work_ahead(wanted(number), no_room)
+
+    # --- all of it has come -------------------------------------------------------------------------------------------
 
     async def _prepare(self, peer: str, id: str) -> dict[str, Any]:
         row = self._check_of(await self._row(id), peer)
@@ -310,11 +417,14 @@ class Arrivals:
             values = {
                 "state": "prepared", "why": f"waits for the decision of {row['peer']}", "job_id": first.job.id,
                 "process_id": first.row.id, "processes": [one.row.id for one in made], "pid": root,
-                "start_time": pidfds.start_time(root), "pids": written(tree(root)),
+                "start_time": pidfds.start_time(root), "pids": written(tree(root)), "took": receiving.ahead.took,
+                "content_bytes": receiving.ahead.content_bytes,
+                "ahead_bytes": receiving.ahead.content_bytes - receiving.ahead.copied_bytes,
             }  # fmt: skip
             if not await self._change(id, values, only_in=("preparing",)):
                 raise Conflict("it was given up meanwhile", code="transfer_over")
 
+        await receiving.settle()
         try:
             for program, device in zip(manifest.programs, row["devices"], strict=True):
                 self._restoring.check_place(program, devices_of(device), needs_pid=not manifest.namespaces)
@@ -323,7 +433,7 @@ class Arrivals:
             check_network([one.text for one in receiving.published], manifest.namespaces)
             return await self._restoring.make_again(
                 operation, manifest, row["devices"], f"node {row['peer']}", published=receiving.published, keep=keep,
-                asleep=receiving.asleep,
+                asleep=receiving.asleep, ahead=None if receiving.asleep else receiving.ahead,
             )  # fmt: skip
         except Exception as error:
             why = error.message if isinstance(error, XmigError) else "it failed inside xmigd; its log says why"
@@ -345,7 +455,10 @@ class Arrivals:
 
     @staticmethod
     def _shown(row: dict[str, Any]) -> dict[str, Any]:
-        names = {"state": "state", "why": "why", "job": "job_id", "process": "process_id", "device": "target"}
+        names = {
+            "state": "state", "why": "why", "job": "job_id", "process": "process_id", "device": "target",
+            "took": "took", "content_bytes": "content_bytes", "ahead_bytes": "ahead_bytes",
+        }  # fmt: skip
         return {name: row[column] for name, column in names.items()}
 
     # --- decisions ----------------------------------------------------------------------------------------------------
@@ -484,6 +597,14 @@ class Arrivals:
     async def _write(self, name: Any, work: Callable[[Session], Any]) -> Any:
         """Raises Unavailable."""
         return await self._writer.write(name, work)
+
+
+def _check_announced(manifest: Manifest, needs: Needs) -> None:
+    """Has it no more than was announced? Later it may have grown. Raises Invalid."""
+    has = sum(chunk.bytes for one in manifest.programs for memory in one.memory for chunk in memory.content.chunks)
+    announced = sum(device.bytes for one in needs.programs for device in one.devices) + needs.program_bytes
+    if has > announced:
+        raise Invalid(f"it has {size(has)}, and {size(announced)} were announced", code="peer_lies")
 
 
 def _needs(request: dict[str, Any]) -> Needs:

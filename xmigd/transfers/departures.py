@@ -19,8 +19,9 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
+from pydantic import BaseModel, Field, ValidationError
 from sqlalchemy.orm import Session
 
 from xmigd import log
@@ -42,6 +43,7 @@ from xmigd.operations.operation import Operation
 from xmigd.operations.repository import OperationRow
 from xmigd.operations.service import Operations, Outcome, interrupted
 from xmigd.published import check_network
+from xmigd.schemas import EXACT
 from xmigd.supervisor.process import Process
 from xmigd.supervisor.supervisor import Supervisor
 from xmigd.text import harmless
@@ -269,22 +271,28 @@ class Departures:
                 if record.is_small(SMALL, SHRINKS):
                     break
                 ahead = self._making(leaving, stop=False, once_more=stays and number > 1)
-                await self._round(operation, leaving, ahead, writing, record, number)
+                manifest = await self._round(operation, leaving, ahead, writing, record, number)
+                document = await asyncio.to_thread(_document, manifest)  # what has come goes onto the peer's devices
+                await self._request(operation, leaving, {"op": "manifest", "ahead": True}, document)
             record.phase("committing")
             leaving.stopped_at = None if asleep else time.monotonic()
             making = self._making(leaving, stop=True, once_more=stays and record.rounds > 0)
             manifest = await self._round(operation, leaving, making, writing, record, record.rounds + 1)
             record.phase("handing_over")
             operation.progress("handing_over")
-            document, began = manifest.model_dump_json().encode(), time.monotonic()
+            document, began = await asyncio.to_thread(_document, manifest), time.monotonic()
             await self._request(operation, leaving, {"op": "manifest"}, document)
-            await self._prepared(operation, leaving)
-            making.took["prepare_ms"] = (time.monotonic() - began) * 1e3
+            there = _figures(await self._prepared(operation, leaving))
+            making.took |= there.took | {"prepare_ms": (time.monotonic() - began) * 1e3}
             if leaving.permit is not None:
                 await leaving.permit()
                 leaving.check_standstill()
             operation.point_of_no_return(f"{leaving.peer} has it")
-            committed = {"state": "committed", "rounds": record.iterations(), "pids": written(making.pids)}
+            committed: dict[str, Any] = {
+                "state": "committed", "rounds": record.iterations(), "pids": written(making.pids),
+                "took": {name: round(ms, 3) for name, ms in making.took.items()}, "content_bytes": there.content_bytes,
+                "ahead_bytes": there.ahead_bytes,
+            }  # fmt: skip
             await self._change(leaving.id, committed, only_in=("copying",))
         except Exception as error:
             if making is not None:
@@ -338,13 +346,14 @@ class Departures:
         record.round(copied, total, (time.monotonic() - began) * 1e3)
         return manifest
 
-    async def _prepared(self, operation: Operation, leaving: Leaving) -> None:
-        """Wait until the peer has the program, stopped. Raises Conflict: it cannot, Unavailable."""
+    async def _prepared(self, operation: Operation, leaving: Leaving) -> dict[str, Any]:
+        """Wait until the peer has the program, stopped; what it says then. Raises Conflict: it cannot, Unavailable."""
         answer = await self._request(operation, leaving, {"op": "prepare"})
         while answer.get("state") == "preparing":
             answer = await self._request(operation, leaving, {"op": "state", "seen": "preparing"})
         if answer.get("state") != "prepared":
             raise Conflict(f"{leaving.peer} cannot take it: {answer.get('why')}"[:500], code="not_prepared")
+        return answer
 
     async def _request(
         self, operation: Operation, leaving: Leaving, body: dict[str, Any], payload: bytes = b""
@@ -551,6 +560,25 @@ async def _unless_given_up(operation: Operation, leaving: Leaving, calls: Callab
         operation.check_cancelled("source")
         leaving.check_standstill()
     return calling.result()
+
+
+def _document(manifest: Manifest) -> bytes:
+    return manifest.model_dump_json().encode()
+
+
+class _Figures(BaseModel):
+    """Of what a peer has answered, which may be anything."""
+
+    took: dict[Literal["read_ms", "criu_ms", "server_ms"], Annotated[float, Field(ge=0, le=1e9)]] = {}
+    content_bytes: Annotated[int, Field(ge=0, le=EXACT)] | None = None
+    ahead_bytes: Annotated[int, Field(ge=0, le=EXACT)] | None = None
+
+
+def _figures(answer: dict[str, Any]) -> _Figures:
+    try:
+        return _Figures.model_validate(answer)
+    except ValidationError:  # nothing depends on them
+        return _Figures()
 
 
 def _in_order(processes: Sequence[Process], devices: Mapping[str, str]) -> list[str]:

@@ -30,6 +30,7 @@ def add(session: Session, values: dict[str, Any]) -> None:
         "processes": [],
         "devices": [],
         "pids": [],
+        "took": {},
         "created_at": time.time(),
     }
     session.add(Transfer(**defaults | values))

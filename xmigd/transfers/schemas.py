@@ -41,6 +41,14 @@ class TransferInfo(Answer):
     target: str
     rounds: list[TransferRound]
     standstill_ms: float | None
+    took: dict[str, float] = Field(
+        description="what it stood still for: pause_ms until it stands at a snapshot, dump_ms CRIU's dump, copy_ms the "
+        "copy of its device memory (beside the dump), store_ms hashing it, send_ms the last round on the link, "
+        "prepare_ms all at the target, of which criu_ms until CRIU has made it again (beside that, read_ms: its memory "
+        "is there), and server_ms until its servers have it"
+    )
+    content_bytes: int | None = Field(description="of device memory, at the target")
+    ahead_bytes: int | None = Field(description="of content_bytes, on the target's devices before the program stopped")
     created_at: float
     ended_at: float | None
 

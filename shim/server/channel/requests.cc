@@ -489,6 +489,16 @@ Result<Request> parse_request(std::span<const std::byte> message, std::vector<ip
     if (fds.size() != 2) fields.fail("preload comes with 2 descriptors");
     if (fields.finished()) request = LoadAhead{{std::move(fds[0]), std::move(fds[1])}};
     fds.clear();
+  } else if (type == "ahead") {
+    RoundAhead round;
+    fields.unsigned_number("number", round.number);
+    read_numbers(fields, "most_bytes", round.most_bytes);
+    if (fds.size() != 2) fields.fail("ahead comes with 2 descriptors");
+    if (fields.finished()) {
+      round.snapshots = {std::move(fds[0]), std::move(fds[1])};
+      request = std::move(round);
+    }
+    fds.clear();
   } else if (type == "prepare_communicator") {
     PrepareCommunicator prepare;
     fields.unsigned_number("attempt", prepare.attempt);

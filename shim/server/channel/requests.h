@@ -127,6 +127,13 @@ using SnapshotFiles = std::array<ipc::UniqueFd, 2>;
 struct LoadAhead {
   SnapshotFiles snapshots;
 };
+// To a server without a job: a round of what comes before it. Memory in which its chunks lie, and images, follow as `memory` `add`, and
+// then Go. `most_bytes`: of the program on each device, by ordinal.
+struct RoundAhead {
+  uint64_t number = 0;
+  std::vector<uint64_t> most_bytes;
+  SnapshotFiles snapshots;
+};
 // Make the communicator with this name, as these snapshots have it, beside all others (cuda/objects/prepared_communicators.h).
 struct PrepareCommunicator {
   uint64_t attempt = 0;
@@ -260,7 +267,7 @@ struct Stop {
 };
 
 using Request = std::variant<Assign, MemoryAdd, MemoryDrop, Go, Enter, Inject, TakeSnapshot, Round, Handover, Take, Room,
-                             PrepareSuspend, Suspend, AbortSuspend, OpenDevices, LoadAhead, PrepareCommunicator, ForgetCommunicator,
+                             PrepareSuspend, Suspend, AbortSuspend, OpenDevices, LoadAhead, RoundAhead, PrepareCommunicator, ForgetCommunicator,
                              MemoryGivenUp, Pause, CopySnapshot, ForgetSnapshotCopy, Rebind, Continue, Output,
                              Backlog, Met, GroupStop, GroupHold, GroupTake, GroupContinue, CommunicatorLost, ReplicaRank, ReplicaMemory,
                              ReplicasNamed, ChunksBrought, ReadChunks, CopyUnique, Profile, Trace, EndTrace, Share, Stop>;

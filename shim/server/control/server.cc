@@ -56,7 +56,8 @@ Server::Server(Options options, std::unique_ptr<device::Device> device)
       injector_(*device_, daemon_, faults_),
       preload_(*device_, contexts_, log_),
       prepared_(*device_, contexts_, meetings_, daemon_, log_),
-      physical_(*device_, daemon_, log_) {
+      physical_(*device_, daemon_, log_),
+      ahead_(*device_, contexts_, physical_) {
   contexts_.hear([this](uint32_t ordinal) { opened_another(ordinal); });
 }
 
@@ -133,11 +134,10 @@ int Server::live(uint64_t started) {
 // One round: a message of the daemon, or the end of the program.
 std::optional<int> Server::listen() {
   pollfd watched[] = {{socket_, POLLIN, 0}, {pausing_ ? -1 : client_.get(), POLLIN, 0}};
-  const bool loading = !assignment_ && preload_.pending();  // between two messages: who has a job does not wait
-  const int ready = ::poll(watched, 2, loading ? 0 : -1);
+  const int ready = ::poll(watched, 2, has_work_ahead() ? 0 : -1);
   if (ready < 0) return errno == EINTR ? std::nullopt : std::optional(kLostExit);
   if (ready == 0) {
-    load_further();
+    work_ahead();
     return std::nullopt;
   }
   if (watched[1].revents != 0) {
@@ -272,7 +272,7 @@ std::optional<int> Server::operator()(Assign& request) {
   if (!assignment_->ahead) enter();
   if (assignment_->mode == AssignMode::kResume) {
     make_executor();
-    executor_->incoming().prepare_resumption();
+    executor_->incoming().prepare_resumption(!ahead_.used());
   }
   if (assignment_->mode == AssignMode::kFresh) begin();
   return std::nullopt;
@@ -469,8 +469,40 @@ std::optional<int> Server::operator()(MemoryGivenUp& request) {
   return std::nullopt;
 }
 
+// Between two messages: who has a job does not wait.
+bool Server::has_work_ahead() const { return !assignment_ && (ahead_.pending() || preload_.pending()); }
+
+void Server::work_ahead() {
+  if (!ahead_.pending()) return load_further();
+  if (const Result<> copied = ahead_.step(); !copied) end_ahead(copied.error());
+  if (!ahead_.pending()) daemon_.round(ahead_.end());
+}
+
+std::optional<int> Server::operator()(RoundAhead& request) {
+  if (assignment_) {
+    log_(Level::kError, "the daemon sends what is to come before a job, and there is one");
+  } else {
+    ahead_.open(std::move(request));
+  }
+  return std::nullopt;
+}
+
+void Server::begin_ahead() {
+  const Result<SnapshotContent> content = ahead_.begin();
+  if (!content) end_ahead(content.error());
+  daemon_.opened(device_->own_bytes());
+  preload_.want(*content);
+  if (!ahead_.pending()) daemon_.round(ahead_.end());
+}
+
+// Another server gets the job, with all that it has.
+void Server::end_ahead(const Error& why) {
+  daemon_.move_failed(why.code, why.text);
+  end_idle();
+}
+
 void Server::load_further() {
-  preload_.step(Preload::kMostOfStandby);
+  preload_.step(ahead_.used() ? Preload::kMostOfTarget : Preload::kMostOfStandby);
   if (!preload_.pending()) daemon_.preloaded(preload_.report());
 }
 
@@ -478,6 +510,8 @@ void Server::load_further() {
 void Server::map_ahead(Hosted memory) {
   if (memory.kind == HostedKind::kImage) {
     preload_.add(memory);
+  } else if (ahead_.is_open() && memory.kind == HostedKind::kShadow && memory.plain()) {
+    ahead_.add(std::move(memory));
   } else if (contexts_.opened() != 0 && static_cast<uint32_t>(memory.ordinal) < contexts_.count()) {
     contexts_.use(static_cast<uint32_t>(memory.ordinal));
     physical_.map_ahead(std::move(memory), contexts_.count());
@@ -501,9 +535,12 @@ std::optional<int> Server::operator()(MemoryAdd& request) {
 }
 
 std::optional<int> Server::operator()(Go&) {
+  if (!assignment_ && ahead_.is_open()) begin_ahead();
   const bool waits_for_it =
       assignment_ && (assignment_->mode == AssignMode::kRecover || assignment_->mode == AssignMode::kResume);
-  if (waits_for_it && !begun_) begin();
+  if (!waits_for_it || begun_) return std::nullopt;
+  if (assignment_->mode == AssignMode::kResume) ahead_.hand_over(given_, assignment_->first_id, executor_->incoming());
+  begin();
   return std::nullopt;
 }
 

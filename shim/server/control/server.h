@@ -29,6 +29,7 @@
 #include "server/executor/executor.h"
 #include "server/faults/faults.h"
 #include "server/faults/injector.h"
+#include "server/migration/ahead.h"
 #include "server/options.h"
 
 namespace xmig::server {
@@ -67,6 +68,7 @@ class Server {
   std::optional<int> operator()(AbortSuspend& request);
   std::optional<int> operator()(OpenDevices& request);
   std::optional<int> operator()(LoadAhead& request);
+  std::optional<int> operator()(RoundAhead& request);
   std::optional<int> operator()(PrepareCommunicator& request);
   std::optional<int> operator()(ForgetCommunicator& request);
   std::optional<int> operator()(MemoryGivenUp& request);
@@ -100,6 +102,10 @@ class Server {
 
   void map_ahead(Hosted memory);
   void load_further();
+  bool has_work_ahead() const;
+  void work_ahead();
+  void begin_ahead();
+  [[noreturn]] void end_ahead(const Error& why);
   bool watch_client();
   bool waits_to_enter() const;
   void enter();
@@ -142,6 +148,7 @@ class Server {
   ModulePreload preload_;
   PreparedCommunicators prepared_;
   Physical physical_;
+  Ahead ahead_;
 
   int socket_ = -1;  // the daemon's; owned by daemon_
   ipc::UniqueFd client_;  // pidfd

@@ -13,6 +13,14 @@ Hosting::Map::iterator Hosting::containing(uint64_t address) {
   return address - it->first < it->second.memory.bytes ? it : backings_.end();
 }
 
+void Hosting::release(Hosted& memory) {
+  if (when_ == Physical::When::kNow) {
+    physical_.release(memory);
+  } else {
+    physical_.let_go(memory);
+  }
+}
+
 Status Hosting::grow(uint32_t ordinal, uint64_t address, uint64_t bytes) {
   if (!whole_granules(address, bytes) || !in_device_range(ordinal, address, bytes)) return Problem::kInvalid;
   const uint64_t end = address + bytes;
@@ -25,11 +33,11 @@ Status Hosting::grow(uint32_t ordinal, uint64_t address, uint64_t bytes) {
     const auto next = backings_.upper_bound(at);
     const uint64_t stop = next == backings_.end() ? end : std::min(end, next->first);
     Backing backing;
-    Result<Hosted> memory = physical_.create(HostedKind::kDevice, ordinal, at, stop - at);
+    Result<Hosted> memory = physical_.create(HostedKind::kDevice, ordinal, at, stop - at, when_);
     if (!memory) {
       for (const uint64_t start : made) {
         alive_[ordinal] -= backings_.at(start).dead.size();
-        physical_.release(backings_.at(start).memory);
+        release(backings_.at(start).memory);
         backings_.erase(start);
       }
       return physical_.status(memory.error());
@@ -113,7 +121,7 @@ void Hosting::release_dead() {
     Backing& backing = it->second;
     if (backing.dead_count == backing.dead.size()) {
       dead_granules_ -= backing.dead_count;
-      physical_.release(backing.memory);
+      release(backing.memory);
       it = backings_.erase(it);
     } else {
       ++it;
@@ -214,6 +222,15 @@ Status Hosting::become(const std::vector<Extent>& alive, const std::function<voi
     made(extent.address + extent.bytes);
   }
   return {};
+}
+
+std::vector<Hosted> Hosting::give() {
+  std::vector<Hosted> all;
+  for (auto& [address, backing] : backings_) all.push_back(std::move(backing.memory));
+  backings_.clear();
+  dead_granules_ = 0;
+  alive_ = {};
+  return all;
 }
 
 bool Hosting::restore(const std::vector<Extent>& alive, std::vector<Extent>& fresh) {

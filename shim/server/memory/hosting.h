@@ -15,9 +15,10 @@ namespace xmig::server {
 
 class Hosting {
  public:
-  explicit Hosting(Physical& physical) : physical_(physical) {}
+  // kBeforehand: there is no job yet, and the daemon hears of nothing.
+  explicit Hosting(Physical& physical, Physical::When when = Physical::When::kNow) : physical_(physical), when_(when) {}
   ~Hosting() {
-    for (auto& [address, backing] : backings_) physical_.release(backing.memory);
+    for (auto& [address, backing] : backings_) release(backing.memory);
   }
   Hosting(const Hosting&) = delete;
 
@@ -50,6 +51,8 @@ class Hosting {
   Status become(const std::vector<Extent>& alive, const std::function<void(uint32_t ordinal)>& use_ordinal,
                   const std::function<void(uint64_t end)>& made = [](uint64_t) {});
   bool restore(const std::vector<Extent>& alive, std::vector<Extent>& fresh);
+  // All of it, for another one; it stays mapped.
+  std::vector<Hosted> give();
 
   // Does `device` reach the program's memory of this ordinal? And from now on it does, or no longer.
   bool shares(uint32_t ordinal, uint32_t device) const { return physical_.shares(ordinal, device); }
@@ -69,9 +72,11 @@ class Hosting {
   using Map = std::map<uint64_t, Backing>;
 
   Map::iterator containing(uint64_t address);
+  void release(Hosted& memory);
   void mark(uint64_t address, uint64_t bytes, bool dead);
 
   Physical& physical_;
+  const Physical::When when_;
   Map backings_;
   uint64_t dead_granules_ = 0;
   std::array<uint64_t, journal::kMaxDevices> alive_{};  // granules, by ordinal

@@ -231,6 +231,11 @@ void Physical::drop_ahead(uint64_t id) {
   ahead_.erase(found);
 }
 
+void Physical::made_ahead(Hosted memory) {
+  daemon_.memory_add(memory);
+  ahead_.emplace(memory.id, std::move(memory));
+}
+
 // That the number is the same does not prove that the memory is.
 void Physical::keep_ahead(const std::vector<Hosted>& given) {
   std::map<uint64_t, const Hosted*> wanted;

@@ -94,6 +94,8 @@ class Physical {
   // is current. What cannot be mapped now is mapped, or fails, when it is adopted.
   void map_ahead(Hosted memory, uint32_t devices);
   void drop_ahead(uint64_t id);
+  // The same of what was made here, and is mapped. The daemon hears of it now.
+  void made_ahead(Hosted memory);
   // The job is here, with this memory: what else has been mapped goes. Before anything is adopted.
   void keep_ahead(const std::vector<Hosted>& given);
   // Unmap, tell the daemon, forget.

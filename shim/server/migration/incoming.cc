@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <string>
@@ -23,6 +24,8 @@ constexpr uint64_t kBatchGranules = 128;            // between two looks at the 
 constexpr uint64_t kLongFill = 500'000'000;         // ns
 constexpr int kSnapshotReads = 200;                      // of a source that takes one snapshot after the other
 constexpr auto kSnapshotReadPause = std::chrono::milliseconds(5);
+
+constexpr auto kByAddress = [](const auto& a, const auto& b) { return a.address < b.address; };
 
 double ms_since(uint64_t start) { return static_cast<double>(now_ns() - start) / 1e6; }
 
@@ -163,8 +166,14 @@ Result<> Incoming::copy(Round& round) {
 
 // --- a resumption
 
-void Incoming::prepare_resumption() {
+void Incoming::know(const std::map<uint64_t, uint64_t>& hashes, uint64_t bytes) {
+  arrived_bytes_ = bytes;
+  for (const auto& [address, hash] : hashes) known_.push_back({address, hash});
+}
+
+void Incoming::prepare_resumption(bool all) {
   comes_ = true;
+  if (!all) return;
   try {
     buffers_ = std::async(std::launch::async, [this] { make_buffers(); });
   } catch (const std::system_error&) {
@@ -226,16 +235,18 @@ Result<> Incoming::claim(const SnapshotContent& content) {
   return {};
 }
 
-// What is in no device's memory comes while there is nothing to know of here yet. What is wrong with it fill() finds.
+// What is neither here nor in a device's memory begins to come. What is wrong with it fill() finds.
 void Incoming::begin_arrival(const SnapshotContent& content) {
-  const auto by_address = [](const auto& a, const auto& b) { return a.address < b.address; };
-  if (!known_.empty() || !std::is_sorted(content.memory.begin(), content.memory.end(), by_address) ||
-      !std::is_sorted(content.chunks.begin(), content.chunks.end(), by_address)) {
+  began_ = now_ns();
+  if (!std::is_sorted(content.memory.begin(), content.memory.end(), kByAddress) ||
+      !std::is_sorted(content.chunks.begin(), content.chunks.end(), kByAddress)) {
     return;
   }
   std::vector<StagingCopy::Piece> pieces;
   auto memory = content.memory.begin();
+  auto known = known_.cbegin();
   for (const ChunkState& chunk : content.chunks) {
+    if (known_hash(known, chunk.address) == chunk.hash) continue;
     while (memory != content.memory.end() && memory->address + memory->bytes <= chunk.address) ++memory;
     const bool has_memory = memory != content.memory.end() && memory->address <= chunk.address;
     const auto kept = chunk.slot != 0 ? memory_.shadow.plain_at(chunk.slot) : std::nullopt;
@@ -258,7 +269,11 @@ void Incoming::end_arrival() {
   std::vector<uint64_t> granules, hashes;
   for (const StagingCopy::Piece& piece : arrival->pieces()) granules.push_back(piece.device);
   if (!granules_.hash(granules, hashes)) return;
-  for (size_t i = 0; i < granules.size(); ++i) known_.push_back({granules[i], hashes[i]});
+  std::vector<Known> arrived, all;
+  for (size_t i = 0; i < granules.size(); ++i) arrived.push_back({granules[i], hashes[i]});
+  std::ranges::set_union(arrived, known_, std::back_inserter(all), kByAddress);
+  known_ = std::move(all);
+  arrived_bytes_ += granules.size() * kGranule;
   if (const uint64_t took = now_ns() - arrival->began(); took > kLongFill) {
     services_.log(Level::kInfo, "bringing and hashing " + std::to_string(granules.size() * kGranule >> 20) +
                                     " MiB took " + in_ms(took) + ", beside the rest; " +
@@ -271,8 +286,10 @@ Result<> Incoming::fill(const std::vector<ChunkState>& chunks, uint64_t sequence
   end_arrival();
   std::vector<Granules::Move> moves;
   std::vector<uint64_t> zeros, expected, hashes;
+  RoundReport report;
   auto known = known_.cbegin();
   for (const ChunkState& chunk : chunks) {
+    report.total_bytes += chunk.slot == 0 ? 0 : kGranule;
     if (known_hash(known, chunk.address) == chunk.hash) continue;
     if (chunk.slot == 0) {
       zeros.push_back(chunk.address);
@@ -291,8 +308,12 @@ Result<> Incoming::fill(const std::vector<ChunkState>& chunks, uint64_t sequence
     services_.log(Level::kInfo, "copying and hashing " + std::to_string(moves.size() * kGranule >> 20) + " MiB took " +
                                     in_ms(took) + "; " + StagingCopy::text(granules_.staging_copy().spent()));
   }
-  if (hashes == expected) return {};
-  return Error{"what was copied from the shadow is not what the snapshot says: it was changed, or is damaged", "bad_snapshot"};
+  report.settled_bytes = report.total_bytes;
+  report.copied_bytes = std::exchange(arrived_bytes_, 0) + moves.size() * kGranule;
+  report.ms = ms_since(began_);
+  if (hashes != expected) return Error{"what was copied from the shadow is not what the snapshot says: it was changed, or is damaged", "bad_snapshot"};
+  services_.daemon.round(report);
+  return {};
 }
 
 bool Incoming::end() {

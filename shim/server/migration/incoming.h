@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <future>
+#include <map>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -38,8 +39,10 @@ class Incoming {
   Result<> import(Hosted memory);
   void forget(uint64_t id);
   Result<> round(uint64_t number, uint64_t snapshot);
-  // A resumption: what can be done while descriptors still come in.
-  void prepare_resumption();
+  // A resumption: what is on its devices already (ahead.h), hashes by address, of which the last round has copied so many bytes;
+  // and what can be done while descriptors still come in. `all`: of its content nothing has come ahead.
+  void know(const std::map<uint64_t, uint64_t>& hashes, uint64_t bytes);
+  void prepare_resumption(bool all);
 
   // The recovery, with what the last snapshot holds: memory for it, its content. `sequence`: of its last record.
   void begin_arrival(const SnapshotContent& content);
@@ -76,6 +79,8 @@ class Incoming {
   std::vector<Known> known_;   // of the last round's chunks, in their order
   std::future<void> buffers_;  // being made, for what arrives
   std::unique_ptr<Arrival> arrival_;
+  uint64_t began_ = 0;          // what is missing, to come
+  uint64_t arrived_bytes_ = 0;  // of its content, since the program stopped, beside the rest
 };
 
 }  // namespace xmig::server
