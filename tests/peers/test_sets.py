@@ -105,7 +105,7 @@ class Nodes:
             checkpoints=self.checkpoints, restoring=restoring, supervisor=supervisor,  # type: ignore[arg-type]
             operations=operations or Operations(),  # type: ignore[arg-type]
             reader=self.checkpoints,  # type: ignore[arg-type]
-            links=self.network["b"], allowed=lambda: ["a"],
+            links=self.network["b"], allowed=lambda: ["a"], networks=SimpleNamespace(),  # type: ignore[arg-type]
         )  # fmt: skip
         self.network["b"].register(s.TOPIC, self.sets)
         self.heard: list[tuple[str, dict[str, Any]]] = []
