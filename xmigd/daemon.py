@@ -287,7 +287,7 @@ async def serve(settings: Settings) -> None:
         )  # fmt: skip
         predictions = Predictions(reader=reader, profiles=first_minutes)
         networks = Networks(
-            links=links, folder=settings.runtime_dir.resolve() / "networks", range=settings.job_network,
+            links=links, folder=settings.state_dir.resolve() / "networks", range=settings.job_network,
             confined=manager.present,
         )  # fmt: skip
         links.register(NETWORKS, networks)

@@ -21,7 +21,7 @@ from xmigd.ids import new_id
 pytestmark = [pytest.mark.criu, needs_networks]
 
 FIRST = "198.18.0.1"
-ONCE_MORE = 'until "$@"; do sleep 0.1; done'  # the first node may not listen yet
+ONCE_MORE = 'until "$@" || [ -s "$3" ]; do sleep 0.1; done'  # the first node may not listen yet
 
 
 @pytest.fixture(scope="module")

@@ -52,6 +52,7 @@ LASTING = 10.0  # seconds after which a connection was none that is refused agai
 PREFIX = b"N"  # what such a connection begins with, on the port for peers; the network's key follows
 GIVEN_UP = 10_000  # ms after which what was sent and not received is a lost connection
 MESSAGE = 1 << 16  # bytes
+NEEDED = -900  # where memory is short, others end before this process, with which the job's connections would
 
 NEWNET = 0x4000_0000
 TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 0x1, 0x1000
@@ -72,6 +73,8 @@ def main() -> int:
     for standard in range(3):
         os.dup2(nothing, standard)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write(str(NEEDED))
     try:
         Carrier(listening).run()
     finally:
