@@ -258,17 +258,17 @@ def test_held(node: Node) -> None:
                 assert (inside.recv(100), comes.recv(100)[28:]) == (b"first", b"first")
                 for release in (True, False):
                     line = Line(node.path)
-                    await line.ask("hold")
+                    await line.request("hold")
                     goes.sendall(packet(b"held"))
                     inside.sendto(b"held", (OTHER, PORT))
-                    await line.ask("show")  # by then it has both, and has left them out
+                    await line.request("show")  # by then it has both, and has left them out
                     wait_until(lambda: is_idle(node), "it has read all")
                     if release:
-                        await line.ask("release")
+                        await line.request("release")
                         with pytest.raises(Unavailable):
-                            await line.ask("release")
+                            await line.request("release")
                     line.close()
-                    await node.carrier.line.ask("show")
+                    await node.carrier.line.request("show")
                     goes.sendall(packet(b"comes"))
                     inside.sendto(b"goes", (OTHER, PORT))
                     assert inside.recv(100) == b"comes"
@@ -291,7 +291,7 @@ def test_who_does_not_read_takes_no_more_than_its_share(node: Node) -> None:
                 before = resident(node)
                 for _ in range(4000):
                     inside.sendto(bytes(MTU - 28), (OTHER, PORT))
-                await node.carrier.line.ask("show")
+                await node.carrier.line.request("show")
                 assert resident(node) - before < 16 * QUEUE
 
     asyncio.run(run())

@@ -153,7 +153,7 @@ def _prepare(sock: socket.socket) -> None:
 
 
 class Sending:
-    """To one node, as the daemon has said where it is. A thread connects; all else is the loop's."""
+    """To one node. A thread connects; all else is the loop's."""
 
     def __init__(self, carrier: Carrier, address: tuple[str, int], certificate: str) -> None:
         self.address = address

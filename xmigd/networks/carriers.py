@@ -1,4 +1,4 @@
-"""Processes that are the networks of jobs (carrier.py): how one is started, found again, and asked for something."""
+"""Processes that are the networks of jobs (carrier.py): how one is started and found again, and what is requested of it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
 
 
 class Line:
-    """A connection to a carrier. What is asked for over it, and holds, holds as long as it is open."""
+    """A connection to a carrier. What it holds, it holds as long as this is open."""
 
     def __init__(self, path: Path) -> None:
         """Raises OSError: nobody is there."""
@@ -38,18 +38,18 @@ class Line:
             raise
         self._turn = asyncio.Lock()
 
-    async def ask(self, do: str, **fields: Any) -> dict[str, Any]:
+    async def request(self, do: str, **fields: Any) -> dict[str, Any]:
         """The answer. Raises Unavailable."""
         async with self._turn:
             try:
-                answer = await asyncio.to_thread(self._asked, json.dumps({"do": do, **fields}).encode())
+                answer = await asyncio.to_thread(self._answered, json.dumps({"do": do, **fields}).encode())
             except OSError as error:
                 raise _lost(error.strerror or str(error)) from None
         if "error" in answer:
             raise _lost(answer["error"])
         return answer
 
-    def _asked(self, content: bytes) -> dict[str, Any]:
+    def _answered(self, content: bytes) -> dict[str, Any]:
         self._sock.send(content)
         answer = self._sock.recv(carrier.MESSAGE)
         return dict(json.loads(answer)) if answer else {"error": "its process has ended"}
@@ -98,7 +98,7 @@ async def start(path: Path, *, confined: bool, **made: Any) -> Carrier:
         command = ["systemd-run", "--quiet", "--collect", *(f"--property={each}" for each in properties), *command]
     line = await asyncio.to_thread(_started, command, path)
     try:
-        return Carrier(path, line, await line.ask("make", **made))
+        return Carrier(path, line, await line.request("make", **made))
     except BaseException:
         line.close()
         raise
@@ -112,7 +112,7 @@ async def found(path: Path) -> Carrier | None:
         path.unlink(missing_ok=True)
         return None
     try:
-        return Carrier(path, line, await line.ask("show"))
+        return Carrier(path, line, await line.request("show"))
     except BaseException:
         line.close()
         raise
@@ -128,7 +128,7 @@ async def _until_free(path: Path) -> None:
             path.unlink(missing_ok=True)
             return
         with contextlib.closing(line), contextlib.suppress(Unavailable):
-            await line.ask("leave")
+            await line.request("leave")
         if asyncio.get_running_loop().time() > end:
             raise Conflict(
                 "a job with this name, on these nodes and of this user, has its network here already",

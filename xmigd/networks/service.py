@@ -39,12 +39,12 @@ class Held:
 
     async def watch(self, pid: int) -> None:
         """From now on the network ends with this process. Raises Unavailable."""
-        await self._line.ask("watch", pid=pid)
+        await self._line.request("watch", pid=pid)
 
     async def release(self) -> None:
         """What comes from now on arrives. Raises Unavailable: something may have arrived before."""
         try:
-            await self._line.ask("release")
+            await self._line.request("release")
         except Unavailable as error:
             raise Unavailable(f"packets were not held: {error.message}", code="packets_not_held") from None
 
@@ -114,7 +114,7 @@ class Networks:
         except OSError as error:
             raise Unavailable(f"packets are not held: {error.strerror}", code="packets_not_held") from None
         try:
-            await line.ask("hold")
+            await line.request("hold")
             yield Held(carrier, line)
         finally:
             line.close()
