@@ -22,7 +22,7 @@ from tests.harness import wait_until
 from tests.namespaces import needs_networks
 from xmigd.errors import Conflict, Unavailable
 from xmigd.networks import carriers
-from xmigd.networks.carrier import GUESTS, MTU, NEWNET, PREFIX, QUEUE, context_of
+from xmigd.networks.carrier import DEVICE, GUESTS, MTU, NEWNET, PREFIX, QUEUE, context_of
 from xmigd.networks.carriers import Carrier, Line
 from xmigd.peers.certificates import Identity, open_identity
 
@@ -282,6 +282,29 @@ def is_idle(node: Node) -> bool:
     pid = int(node.carrier.namespace.parts[2])
     stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return stat[0] == "S"
+
+
+def test_what_programs_must_not_send_does_not_leave(node: Node) -> None:
+    """As root in their network: from another address, or more than fits. What comes behind it is whole."""
+
+    def spoofed() -> None:
+        with socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_RAW) as sock:
+            sock.sendto(packet(b"spoofed", source=THIRD, target=OTHER), (OTHER, 0))
+
+    def larger() -> None:
+        subprocess.run(["ip", "link", "set", DEVICE, "mtu", "65535"], check=True)
+
+    async def run() -> None:
+        async with begun(node):
+            with node.udp() as inside, node.comes() as comes:
+                node.inside(spoofed)
+                node.inside(larger)
+                inside.sendto(bytes(65_507), (OTHER, PORT))
+                inside.sendto(b"whole", (OTHER, PORT))
+                found = comes.recv(100)
+                assert (found[12:20], found[28:]) == (ip(OWN) + ip(OTHER), b"whole")
+
+    asyncio.run(run())
 
 
 def test_who_does_not_read_takes_no_more_than_its_share(node: Node) -> None:

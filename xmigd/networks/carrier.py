@@ -33,7 +33,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TextIO
 
 DEVICE = "xmig0"
 MTU = 65_000  # bytes: each packet costs the same, and the kernel's loopback device has 65,536
@@ -44,6 +44,7 @@ PIECE = 256 << 10  # bytes
 STEP = 5.0  # seconds for a connection with TLS to begin
 GUESTS = 8  # connections that have not shown whose they are
 PAUSES = 0.1, 2.0  # seconds between attempts to connect, at first and at last
+BEGINS_WITHIN = 60  # seconds
 LINGER = 600.0  # seconds, at most, for what a program that has ended has sent
 GONE = 3.0  # seconds without a connection after which nobody there will acknowledge it
 LOOK_EVERY = 0.05  # seconds
@@ -73,6 +74,7 @@ def main() -> int:
     for standard in range(3):
         os.dup2(nothing, standard)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.alarm(BEGINS_WITHIN)  # or whoever has started this is gone
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write(str(NEEDED))
     try:
@@ -347,6 +349,7 @@ class Carrier:
         self._guests: set[socket.socket] = set()
         self._tun = -1
         self._namespace = -1
+        self._tables: list[TextIO] = []  # of connections there
         self._watched = -1  # a pidfd
         self._maker: socket.socket | None = None  # with whom this ends while nothing is watched
         self._holders: set[socket.socket] = set()  # of the daemon's connections
@@ -395,7 +398,10 @@ class Carrier:
             except OSError:  # a program has removed the device
                 self.selector.unregister(self._tun)
                 break
+            # Root in there can send from other addresses, and let the device take more.
             if len(packet) < HEADER or packet[0] >> 4 != 4 or packet[12:16] != own or self._holders:
+                continue
+            if packet[2] << 8 | packet[3] != len(packet):
                 continue
             sending = self._sending.get(packet[16:20])
             if sending is not None and sending.add(packet):
@@ -453,6 +459,7 @@ class Carrier:
             self._over = True
 
     def _make(self, message: dict[str, Any], connection: socket.socket) -> dict[str, Any]:
+        signal.alarm(0)
         self._made, self._maker = message, connection
         self.key, self.identity, self.own = message["key"], message["identity"], message["own"]
         self.addresses = [socket.inet_aton(each) for each in message["addresses"]]
@@ -464,6 +471,9 @@ class Carrier:
                 begin_loopback(message["loopback"])
                 self._tun = begin_tun(message["addresses"][self.own], message["prefix"])
                 self._namespace = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+                for name in ("tcp", "tcp6"):
+                    with contextlib.suppress(FileNotFoundError):  # without IPv6
+                        self._tables.append(open(f"/proc/thread-self/net/{name}"))  # noqa: SIM115
             finally:
                 _enter(before)
         except OSError as error:
@@ -501,17 +511,11 @@ class Carrier:
         there = {address for address, each in self._sending.items() if not each.is_gone}
         if any(self._sending[address].queue for address in there):
             return True
-        own = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            _enter(self._namespace)
-            for name in ("tcp", "tcp6"):
-                with contextlib.suppress(FileNotFoundError), open(f"/proc/thread-self/net/{name}") as file:
-                    for words in map(str.split, file):
-                        if words[3] in UNSENT_STATES and _remote(words[2]) in there:
-                            return True
-        finally:
-            _enter(own)
-            os.close(own)
+        for table in self._tables:
+            table.seek(0)
+            for words in map(str.split, table):
+                if words[3] in UNSENT_STATES and _remote(words[2]) in there:
+                    return True
         return False
 
     def _leave(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Processes that are the networks of jobs (carrier.py): how one is started and found again, and what is requested of it."""
+"""Processes that are networks of jobs (carrier.py): how one is started and found again, and what is requested of it."""
 
 from __future__ import annotations
 
