@@ -47,9 +47,9 @@ class Node:
         self.listening.settimeout(30)
         self.carrier: Carrier
 
-    async def begin(self, *, watch: int = 0) -> None:
+    async def begin(self, *, watch: int = 0, confined: bool = False) -> None:
         self.carrier = await carriers.start(
-            self.path, confined=False, key=KEY, nodes=["one", "two"], own=0, range="198.18.0.0/24", prefix=24,
+            self.path, confined=confined, key=KEY, nodes=["one", "two"], own=0, range="198.18.0.0/24", prefix=24,
             addresses=[OWN, OTHER], loopback=["192.0.2.7"], identity=str(self.identities["one"].file), watch=watch,
             held=False,
         )  # fmt: skip
@@ -403,6 +403,26 @@ def tcp(sequence: int, acknowledged: int, flags: int) -> bytes:
     pseudo = ip(OTHER) + ip(OWN) + struct.pack(">BBH", 0, socket.IPPROTO_TCP, len(header))
     header = header[:16] + checksum(pseudo + header) + header[18:]
     return of_ip(header, socket.IPPROTO_TCP)
+
+
+def test_the_manager_starts_it_for_a_unit(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which has not the rights: as a unit of its own."""
+    manager = tmp_path / "systemd-run"
+    manager.write_text(
+        f'#!/bin/sh\necho "$@" > {tmp_path}/words\nwhile [ "$1" != -- ]; do shift; done; shift; exec "$@"'
+    )
+    manager.chmod(0o755)
+    monkeypatch.setitem(carriers.ENVIRONMENT, "PATH", f"{tmp_path}:{carriers.ENVIRONMENT['PATH']}")
+
+    async def run() -> None:
+        await node.begin(confined=True)
+        words = (tmp_path / "words").read_text()
+        assert f"--unit=xmig-network-{KEY[:12]}-" in words
+        assert "--property=Type=forking --property=Slice=xmig.slice" in words
+        node.carrier.line.close()
+        wait_until(lambda: not node.path.exists(), "it has ended")
+
+    asyncio.run(run())
 
 
 def test_why_there_is_none(node: Node) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import secrets
 import select
 import socket
 import subprocess
@@ -95,7 +96,10 @@ async def start(path: Path, *, confined: bool, **made: Any) -> Carrier:
     command = [sys.executable, "-I", "-S", str(Path(carrier.__file__).resolve()), str(path)]
     if confined:
         properties = ("Type=forking", f"Slice={SLICE}", "Description=The network of a job under xMIG")
-        command = ["systemd-run", "--quiet", "--collect", *(f"--property={each}" for each in properties), *command]
+        # An earlier one of the same key may be ending: the names of units are never the same.
+        unit = f"--unit=xmig-network-{path.name[:12]}-{secrets.token_hex(3)}"
+        options = ["--quiet", "--collect", unit, *(f"--property={each}" for each in properties)]
+        command = ["systemd-run", *options, "--", *command]
     line = await asyncio.to_thread(_started, command, path)
     try:
         return Carrier(path, line, await line.request("make", **made))
