@@ -318,7 +318,9 @@ class AtWork(Nodes):
 
     async def part(self, checkpoint: str, node: str) -> Any:
         program = SimpleNamespace(id="p", uid=0, device="cpu:0")
-        return SimpleNamespace(round=1, programs=[program], connections=self.connections, nodes=("b", "a"))
+        return SimpleNamespace(
+            round=1, programs=[program], connections=self.connections, nodes=("b", "a"), network=None
+        )
 
     # Restoring
     async def check_restoration(self, *_: object) -> list[list[str]]:
