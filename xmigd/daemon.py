@@ -76,6 +76,8 @@ from xmigd.migrations.drains import Drains
 from xmigd.migrations.places import Places
 from xmigd.migrations.service import Moves
 from xmigd.mps.service import Mps
+from xmigd.networks.service import TOPIC as NETWORKS
+from xmigd.networks.service import Networks
 from xmigd.node.service import Node
 from xmigd.operations.service import Operations
 from xmigd.peers.certificates import open_identity
@@ -284,8 +286,14 @@ async def serve(settings: Settings) -> None:
             collectives=profiles.collectives,
         )  # fmt: skip
         predictions = Predictions(reader=reader, profiles=first_minutes)
+        networks = Networks(
+            links=links, folder=settings.state_dir.resolve() / "networks", range=settings.job_network,
+            confined=manager.present,
+        )  # fmt: skip
+        links.register(NETWORKS, networks)
+        await networks.find_left()
         the_jobs = Jobs(
-            supervisor=supervisor, writer=writer, reader=reader, bus=bus, shims=shims,
+            supervisor=supervisor, writer=writer, reader=reader, bus=bus, shims=shims, networks=networks,
             names_folder=settings.names_folder, client_socket=settings.client_socket, admission=admission,
             grants=Grants(settings.critical_users), make_room=rotation.make_room,
             predicted=predictions.peak_bytes if settings.reserve_predicted else None,
@@ -345,7 +353,7 @@ async def serve(settings: Settings) -> None:
         )  # fmt: skip
         sets = Sets(
             checkpoints=checkpoints, restoring=restoring, supervisor=supervisor, operations=operations, reader=reader,
-            links=links, allowed=lambda: settings.programs_from.split(","),
+            links=links, networks=networks, allowed=lambda: settings.programs_from.split(","),
         )  # fmt: skip
         links.register(CHECKPOINTS, sets)
         rescue = Rescue(checkpoints=checkpoints, operations=operations, bus=bus)

@@ -191,6 +191,15 @@ PROBLEMS: dict[str, tuple[str, str]] = {
         "A job of `xmigctl run --movable` has a mount of its machine's, and here nothing is mounted at that path.",
         "Mount it; or unmount it where the job was, and start that anew.",
     ),
+    "job_network_failed": (
+        "The network of a job of several nodes could not be made on this node, or its process has ended.",
+        "xmigd needs root and `/dev/net/tun` (`modprobe tun`); if the process was killed, stop the job, and start it "
+        "again or restore it.",
+    ),
+    "job_network_in_use": (
+        "The addresses of jobs' networks are others' on this node, or another job has the same name, nodes and user.",
+        "Set `job_network` to a range to which no node has a route, the same on each; or give the job another name.",
+    ),
     "packets_not_held": (
         "What comes for connections between nodes could not be held while their ends were written down or restored.",
         "xmigd needs root, and the kernel nf_tables (Linux 5.12 or later); then ask for it again.",

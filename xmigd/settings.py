@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
@@ -53,6 +54,14 @@ def _device_names(value: str) -> str:
 def _each_device(value: str) -> str:
     """None, or as `devices`. Raises ValueError."""
     return _device_names(value) if value.strip(", ") else ""
+
+
+def _range(value: str) -> str:
+    """Raises ValueError."""
+    found = IPv4Network(value)
+    if not 16 <= found.prefixlen <= 28 or found.is_loopback or found.is_multicast or found.is_link_local:
+        raise ValueError("write a range of IPv4, from /16 to /28, for example 198.18.0.0/24")
+    return str(found)
 
 
 def _mirror(value: str) -> str:
@@ -172,6 +181,11 @@ class Settings(Configuration):
         ge=-1,
         le=65535,
         description="its port; 0: any free one, -1: none, and this node only connects",
+    )
+    job_network: Annotated[str, AfterValidator(_range)] = Field(
+        default="198.18.0.0/24",
+        description="addresses of the networks of jobs of several nodes (`xmigctl run --network job`), the same on "
+        "each node: IPv4, from /16 to /28. All jobs have the same ones, and nobody else sees them",
     )
     programs_from: str = Field(
         default="", max_length=5000, pattern=r"^(\*|[a-z0-9.,-]*)$",

@@ -105,7 +105,7 @@ class Nodes:
             checkpoints=self.checkpoints, restoring=restoring, supervisor=supervisor,  # type: ignore[arg-type]
             operations=operations or Operations(),  # type: ignore[arg-type]
             reader=self.checkpoints,  # type: ignore[arg-type]
-            links=self.network["b"], allowed=lambda: ["a"],
+            links=self.network["b"], allowed=lambda: ["a"], networks=SimpleNamespace(),  # type: ignore[arg-type]
         )  # fmt: skip
         self.network["b"].register(s.TOPIC, self.sets)
         self.heard: list[tuple[str, dict[str, Any]]] = []
@@ -318,7 +318,9 @@ class AtWork(Nodes):
 
     async def part(self, checkpoint: str, node: str) -> Any:
         program = SimpleNamespace(id="p", uid=0, device="cpu:0")
-        return SimpleNamespace(round=1, programs=[program], connections=self.connections, nodes=("b", "a"))
+        return SimpleNamespace(
+            round=1, programs=[program], connections=self.connections, nodes=("b", "a"), network=None
+        )
 
     # Restoring
     async def check_restoration(self, *_: object) -> list[list[str]]:

@@ -36,15 +36,18 @@ class TransferNode(nodes.NamespacedNode):
         kernels = str(native_dir / "xmig_kernels.so")
         return self.begin(command, output.with_suffix(".out"), request=request, KERNELS=kernels)
 
-    def begin_movable(self, command: Sequence[str | Path], output: Path, *options: str, **environment: str) -> Program:
+    def begin_movable(
+        self, command: Sequence[str | Path], output: Path, *options: str, name: str = "", **environment: str
+    ) -> Program:
         """Under `xmigctl run --movable`, which runs on this node. What both print goes to `output`."""
-        name = f"{output.stem}-{new_id()[:8]}"
+        name = name or f"{output.stem}-{new_id()[:8]}"
         words = [sys.executable, "-m", "xmigd.cli", "run", "--movable", *options, "--name", name, "--", *command]
         opened: list[str | Path] = ["sh", "-c", 'out=$1; shift; exec "$@" < /dev/null > "$out" 2>&1', "sh", output]
         variables = self.environment | self._imported() | environment
         process = self.entering([*opened, *words], variables, stdin=subprocess.DEVNULL)
         self._programs.append(process)
-        wait_until(lambda: bool(self.jobs(name)), f"job {name} is known")
+        wait_until(lambda: bool(self.jobs(name)) or process.poll() is not None, f"job {name} is known")
+        assert self.jobs(name), output.read_text()
         return Program(self, self.jobs(name)[0]["id"], process)
 
     def jobs(self, name: str) -> list[dict[str, Any]]:

@@ -13,10 +13,12 @@ from typing import Literal
 
 from xmigd.checkpoints import proc
 from xmigd.errors import Conflict, NotFound
+from xmigd.networks.carrier import DEVICE
 from xmigd.text import harmless
 
 Kind = Literal["pid", "mnt", "net", "ipc", "uts"]
 KINDS: tuple[Kind, ...] = ("pid", "mnt", "net", "ipc", "uts")
+JOB_NETWORK = "job"  # as CRIU's images name it
 
 
 def root_in(pid: int) -> int:
@@ -99,8 +101,36 @@ def dumped_with(mounts: Iterable[str]) -> list[str]:
     return [word for path in mounts for word in ("--external", f"mnt[{path}]:{path}")]
 
 
-def restored_in(folder: str, namespaces: Collection[str], mounts: Iterable[str], command: list[str]) -> list[str]:
-    """CRIU takes the root file system from a mount. In a mount namespace of its own, so nothing is left of that."""
+def own_network(root: int) -> bool:
+    """Is it in the network of a job (networks/carrier.py)? Raises NotFound: it has ended."""
+    if "net" not in namespaces_of(root):
+        return False
+    try:
+        with open(f"/proc/{root}/net/dev") as file:
+            return any(line.split(":")[0].strip() == DEVICE for line in file)
+    except OSError:
+        raise NotFound(f"there is no process {root}", hint="its program has ended") from None
+
+
+def without_network(inode: int) -> list[str]:
+    """Options of CRIU: this network is somebody else's to make."""
+    return ["--external", f"net[{inode}]:{JOB_NETWORK}"] if inode else []
+
+
+def restored_in(
+    folder: str, namespaces: Collection[str], mounts: Iterable[str], network: os.PathLike[str] | None,
+    command: list[str],
+) -> list[str]:  # fmt: skip
+    """`network`: the namespace in place of one that was not dumped. CRIU takes the root file system from a mount: in a
+    mount namespace of its own, so nothing is left of that."""
+    if network is not None:
+        enter = 'exec 9< "$0" && exec "$@"'
+        command = [*command, "--inherit-fd", f"fd[9]:{JOB_NETWORK}"]
+        return ["sh", "-c", enter, str(network), *_with_root(folder, namespaces, mounts, command)]
+    return _with_root(folder, namespaces, mounts, command)
+
+
+def _with_root(folder: str, namespaces: Collection[str], mounts: Iterable[str], command: list[str]) -> list[str]:
     if "mnt" not in namespaces:
         return command
     script = 'mkdir -p "$0" && mount --rbind / "$0" && exec "$@"'

@@ -76,24 +76,27 @@ class Criu:
         assert self._version is not None
         return movable.as_dumped(pid, self._version)
 
-    async def dump(self, pid: int, images: Path, *, leader: bool, mounts: Sequence[str] = ()) -> None:
+    async def dump(self, pid: int, images: Path, *, leader: bool, mounts: Sequence[str] = (), network: int = 0) -> None:
         """Write process `pid` and its children into the folder. They are left stopped. `leader`: of its session; a
         program in the session of another one is restored into a session of its own. `mounts`: those of the machine's
-        in its mount namespace. Raises CriuFailed."""
+        in its mount namespace. `network`: the inode of its network, if that is not to be dumped. Raises CriuFailed."""
         remaps = ["--link-remap"] if mounts else []  # in its /dev/shm, which is dumped; others are refused before
         # Both ends of a connection are in the tree, and stand still: nothing has to be locked out.
         await self._do(
             "dump", images, "--tree", str(pid), "--leave-stopped", "--tcp-established", "--network-lock", "skip",
-            *remaps, *_session(leader), *apart.dumped_with(mounts), first=_with_connections(pid),
+            *remaps, *_session(leader), *apart.dumped_with(mounts), *apart.without_network(network),
+            first=_with_connections(pid),
         )  # fmt: skip
 
     async def restore(
-        self, images: Path, *, leader: bool, namespaces: Sequence[str] = (), mounts: Sequence[str] = ()
+        self, images: Path, *, leader: bool, namespaces: Sequence[str] = (), mounts: Sequence[str] = (),
+        network: Path | None = None,
     ) -> int:  # fmt: skip
         """Make it again, with the pid that it had, or that it sees. Returns its pid here; it is left stopped.
-        `namespaces`: that it has for itself. Raises CriuFailed."""
+        `namespaces`: that it has for itself. `network`: a namespace that is there, in place of the one that was not
+        dumped. Raises CriuFailed."""
         options = ("--restore-detached", "--leave-stopped", "--pidfile", str(images / PIDFILE), "--tcp-established")
-        place = partial(apart.restored_in, str(images / "root"), namespaces, mounts)
+        place = partial(apart.restored_in, str(images / "root"), namespaces, mounts, network)
         await self._do("restore", images, *options, *_session(leader), place=place)
         return int((images / PIDFILE).read_text())
 

@@ -56,6 +56,7 @@ class Making:
     last = False
     dump_bytes = 0  # that CRIU writes at most where the copies are made
     connections: tuple[Connection, ...] = ()  # with what others dump
+    network: int = 0  # the inode of the job's, which is not dumped
     keep_bits = 0  # of the mantissas of named optimizer state; 0: it is exact
     lossy: Lossy | None = None
 
@@ -245,7 +246,7 @@ class Making:
         operation.progress("dumping")
         self.pids, leader = processes_of(self.root), leads(self.root)
         began = time.monotonic()
-        await self._criu.dump(self.root, images, leader=leader, mounts=self.mounts)
+        await self._criu.dump(self.root, images, leader=leader, mounts=self.mounts, network=self.network)
         self.took["dump_ms"] = (time.monotonic() - began) * 1e3
         self.pids = processes_of(self.root)
         # Now they stand still. It was all looked at before, but they went on until here.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from ipaddress import ip_address
+from ipaddress import IPv4Address, IPv4Network, ip_address
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -97,6 +97,27 @@ class Connection(Strict):
     pid: Annotated[int, Field(ge=0, lt=1 << 31)] = 0  # that had it
 
 
+def _range(text: str) -> str:
+    if text != str(IPv4Network(text)) or not 16 <= IPv4Network(text).prefixlen <= 28:
+        raise ValueError(f"{text!r} is no range of addresses")
+    return text
+
+
+def _address(text: str) -> str:
+    return str(IPv4Address(text))
+
+
+class Network(Strict):
+    """Of the job, over its nodes."""
+
+    range: Annotated[str, Field(max_length=18), AfterValidator(_range)]
+    place: Annotated[int, Field(ge=0, lt=64)]  # of the node in the list, from which its address follows
+    # Addresses that the loopback device has, too.
+    loopback: Annotated[
+        tuple[Annotated[str, Field(max_length=15), AfterValidator(_address)], ...], Field(max_length=1024)
+    ] = ()
+
+
 class Device(Strict):
     """As the program sees it."""
 
@@ -164,6 +185,7 @@ class Manifest(Strict):
     nodes: tuple[Annotated[str, Field(max_length=64)], ...] = ()  # on which its job had ranks; each has a part of it
     round: Count = 0  # of the group snapshot at which the ranks of all parts stand; 0: they are in no group
     connections: Annotated[tuple[Connection, ...], Field(max_length=MOST_CONNECTIONS)] = ()  # with other parts
+    network: Network | None = None  # in which they are; None: in the machine's, or in one that CRIU makes again
     lossy: Lossy | None = None  # None: all of it is as the programs had it
     programs: tuple[Program, ...]  # the first has what CRIU has written, and the open files, of all
 

@@ -437,10 +437,13 @@ class _Tree:
             if "tcp-established" in self.criu.options and (tcp.remote, tcp.local) in self._connections:
                 return
             if tcp.state == sockets.ESTABLISHED and (tcp.local, tcp.remote) in self.criu.elsewhere:
+                own = self.processes[0].namespaces.get("net") != proc.namespaces(proc.machine())["net"]
                 yield _depends(
                     "tcp_connection", pid, f"{name} from {tcp.local} to {tcp.remote}",
-                    "its other end has to be in a process of the job on another node, and both addresses have to exist",
-                    "have the same addresses when it is restored",
+                    "its other end has to be in a process of the job on another node" + (
+                        "" if own else ", and both addresses have to exist"
+                    ),
+                    "restore it with that" if own else "have the same addresses when it is restored",
                 )  # fmt: skip
                 return
             yield self._unless(

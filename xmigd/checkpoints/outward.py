@@ -1,4 +1,4 @@
-"""TCP connections that lead out of a process tree, in the network of the machine."""
+"""TCP connections that lead out of a process tree, in the network of the machine or that of its job."""
 
 from __future__ import annotations
 
@@ -9,18 +9,23 @@ import socket
 from collections.abc import Iterable, Mapping, Sequence
 
 from xmigd.checkpoints import proc, sockets
+from xmigd.checkpoints.apart import own_network
 from xmigd.checkpoints.manifest import MOST_CONNECTIONS, Connection, host_and_port
 from xmigd.checkpoints.movable import processes_of
-from xmigd.errors import Conflict
+from xmigd.errors import Conflict, NotFound
 
 
 def outward(root: int) -> tuple[Connection, ...]:
     """Those that are established and whose other ends are not in the tree, each once. Blocks. Raises NotFound,
     Conflict: too many."""
-    network = proc.namespaces(proc.machine())["net"]
-    listed = sockets.inet_sockets(proc.machine(), "tcp")
+    pids = processes_of(root)
+    whose = root if own_network(root) else proc.machine()
+    try:
+        network, listed = proc.namespaces(whose)["net"], sockets.inet_sockets(whose, "tcp")
+    except proc.GONE:
+        raise NotFound(f"there is no process {root}", hint="its program has ended") from None
     found: dict[tuple[str, str], int] = {}
-    for pid in processes_of(root):
+    for pid in pids:
         with contextlib.suppress(*proc.GONE):
             if proc.namespaces(pid)["net"] != network:
                 continue

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from xmigd.checkpoints.apart import own_network
 from xmigd.checkpoints.making import Making
-from xmigd.checkpoints.manifest import Connection, Manifest, Program
+from xmigd.checkpoints.manifest import Connection, Manifest, Network, Program
 from xmigd.checkpoints.outward import ends, outward
-from xmigd.checkpoints.packets import held_packets
+from xmigd.checkpoints.packets import Packets, held_packets
 from xmigd.errors import Conflict
+from xmigd.networks.service import Held, Networks
 from xmigd.operations.operation import Operation
 from xmigd.supervisor.process import Process
 
@@ -28,6 +31,7 @@ class Part:
     dumped: Callable[[int], Awaitable[None]]  # with the round at which the ranks stand; returns once all nodes have
     kept: Callable[[Operation], Awaitable[None]]  # returns once it may end, if it is to. Raises InDoubt, too
     given_up: Callable[[], Awaitable[None]]  # returns never: raises Conflict once another node has given it up
+    networks: Networks
 
 
 class MakingPart(Making):
@@ -36,6 +40,7 @@ class MakingPart(Making):
 
     part: Part
     _round = 0
+    _network: Network | None = None
 
     async def _pause(self) -> None:
         """The ranks of all nodes pause together, or none does."""
@@ -50,8 +55,17 @@ class MakingPart(Making):
 
     async def _dump(self, operation: Operation, images: Path) -> list[Program]:
         """While nothing reaches any end of a connection between the nodes: it would be missing in both dumps."""
-        self.connections = await asyncio.to_thread(outward, self.root)
-        async with held_packets(ends(self.connections), confined=self._criu.confined) as packets:
+        async with contextlib.AsyncExitStack() as stack:
+            packets: Packets | Held
+            if await asyncio.to_thread(own_network, self.root):
+                self._network = self.part.networks.of(self.root)
+                packets = await stack.enter_async_context(self.part.networks.held(self.root))
+                self.network = packets.carrier.inode
+                self.connections = await asyncio.to_thread(outward, self.root)
+            else:
+                self.connections = await asyncio.to_thread(outward, self.root)
+                held = held_packets(ends(self.connections), confined=self._criu.confined)
+                packets = await stack.enter_async_context(held)
             await self.part.held(self.connections)
             found = await super()._dump(operation, images)
             await packets.release()  # by now all nodes have dumped theirs
@@ -77,7 +91,9 @@ class MakingPart(Making):
 
     def manifest(self, id: str, node: str, programs: Sequence[Program]) -> Manifest:
         made = super().manifest(id, node, programs)
-        return made.model_copy(update={"nodes": self.part.nodes, "round": self._round, "connections": self.connections})
+        return made.model_copy(update={
+            "nodes": self.part.nodes, "round": self._round, "connections": self.connections, "network": self._network,
+        })  # fmt: skip
 
 
 def _round_of(process: Process) -> int:

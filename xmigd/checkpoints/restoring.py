@@ -39,6 +39,7 @@ from xmigd.memory.handles import Handle, JobMemory
 from xmigd.memory.restored import mapped_memory
 from xmigd.migrations.places import Places
 from xmigd.migrations.service import OPERATION, Moves
+from xmigd.networks.service import Held
 from xmigd.operations.operation import Operation
 from xmigd.operations.repository import OperationRow
 from xmigd.operations.service import Operations, Outcome, interrupted
@@ -219,14 +220,15 @@ class Restoring:
         self, operation: Operation, manifest: Manifest, devices: Sequence[str], requestor: str, *,
         published: Sequence[Published] = (), copied: bool = False, keep: Keep | None = None, asleep: bool = False,
         nodes: str | None = None, before: Keep | None = None, ahead: FromAhead | None = None,
+        network: Held | None = None,
     ) -> dict[str, Any]:  # fmt: skip
         """Restore it. `keep` is called when everything is there and the program is still stopped; then it stays so. If
         that raises, nothing is left of it. `asleep`: its processes are suspended, and stay so. `nodes`: on which its
-        job has ranks; `before` is called before they are resumed. `ahead`: what has come of it before. Raises Conflict,
-        Damaged, Unavailable."""
+        job has ranks; `before` is called before they are resumed. `ahead`: what has come of it before. `network`: of
+        the job, which is there. Raises Conflict, Damaged, Unavailable."""
         make = partial(
             self._make, operation, manifest, devices, requestor, published=published, copied=copied, keep=keep,
-            asleep=asleep, nodes=nodes, before=before, ahead=ahead,
+            asleep=asleep, nodes=nodes, before=before, ahead=ahead, network=network,
         )  # fmt: skip
         try:
             return await make()
@@ -245,7 +247,7 @@ class Restoring:
     async def _make(
         self, operation: Operation, manifest: Manifest, devices: Sequence[str], requestor: str, *,
         published: Sequence[Published], copied: bool, keep: Keep | None, asleep: bool, nodes: str | None,
-        before: Keep | None, ahead: FromAhead | None,
+        before: Keep | None, ahead: FromAhead | None, network: Held | None,
     ) -> dict[str, Any]:  # fmt: skip
         assert operation.row.owner is not None
         copies: dict[str, str] = {}
@@ -268,7 +270,11 @@ class Restoring:
                 names = await asyncio.to_thread(opened.check_names, images)
                 restoring = asyncio.ensure_future(
                     self._criu.restore(
-                        images, leader=programs[0].leader, namespaces=manifest.namespaces, mounts=manifest.mounts
+                        images,
+                        leader=programs[0].leader,
+                        namespaces=manifest.namespaces,
+                        mounts=manifest.mounts,
+                        network=None if network is None else network.carrier.namespace,
                     )
                 )
                 try:
@@ -290,6 +296,8 @@ class Restoring:
                 root = await restoring
                 restored = time.monotonic()
                 try:
+                    if network is not None:
+                        await network.watch(root)
                     owners = {file.path: file.owner for file in programs[0].files}
                     await asyncio.to_thread(opened.check_opened, tree(root), names, owners, programs[0].uid)
                     await asyncio.to_thread(pass_on, published, root)

@@ -35,6 +35,7 @@ from xmigd.database.reader import Reader
 from xmigd.devices.names import as_one
 from xmigd.errors import Conflict, Forbidden, Invalid, NotFound, NotReady, ProtocolError, Unavailable, XmigError
 from xmigd.ids import new_id
+from xmigd.networks.service import Held, Networks
 from xmigd.operations.operation import Operation
 from xmigd.operations.repository import OperationRow
 from xmigd.operations.service import Operations
@@ -58,7 +59,7 @@ READY, GOING = "ready", "going on"  # phases of a restoration, of a part and of 
 class Sets:
     def __init__(
         self, *, checkpoints: Checkpoints, restoring: Restoring, supervisor: Supervisor, operations: Operations,
-        reader: Reader, links: Links, allowed: Callable[[], Sequence[str]],
+        reader: Reader, links: Links, networks: Networks, allowed: Callable[[], Sequence[str]],
     ) -> None:  # fmt: skip
         """`allowed()`: peers from which programs are taken; `*`: all that are known."""
         self._checkpoints = checkpoints
@@ -67,6 +68,7 @@ class Sets:
         self._operations = operations
         self._reader = reader
         self._links = links
+        self._networks = networks
         self._allowed = allowed
         self._exchanges: dict[str, Exchange] = {}  # by the checkpoint that is made, or the operation that restores
         self._verifying: dict[tuple[str, str], asyncio.Future[str]] = {}  # by request and node: what is wrong
@@ -124,7 +126,7 @@ class Sets:
             await self._checkpoints.is_whole(id)
             self._send_all(exchange, s.Reached(id=id, stage="whole"))
 
-        return Part(nodes, hold, dumped, kept, exchange.given_up)
+        return Part(nodes, hold, dumped, kept, exchange.given_up, self._networks)
 
     # --- a part of it, at another one ---------------------------------------------------------------------------------
 
@@ -155,7 +157,7 @@ class Sets:
 
         try:
             self._begin(id, exchange)
-            part = Part(message.nodes, hold, dumped, kept, exchange.given_up)
+            part = Part(message.nodes, hold, dumped, kept, exchange.given_up, self._networks)
             await self._until_free(process)
             making = await self._checkpoints.prepared(process, stop=message.stop, part=part)
             exchange.check()
@@ -281,10 +283,10 @@ class Sets:
                 for old, new in zip(manifest.nodes[1:], nodes[1:], strict=True):
                     part = s.Restore(id=id, checkpoint=checkpoint, of=old, nodes=nodes, uid=uid, round=manifest.round)
                     self._send(new, part)
-                async with self._restoring.files_of(manifest), self._unheard(manifest.connections) as packets:
+                async with self._restoring.files_of(manifest), self._unheard(manifest, nodes) as packets:
                     result = await self._restoring.make_again(
                         operation, manifest, [as_one(each) for each in places], requestor, nodes=",".join(nodes),
-                        before=resuming, keep=decide,
+                        before=resuming, keep=decide, network=packets if isinstance(packets, Held) else None,
                     )  # fmt: skip
             except Exception as error:
                 self._give_up(exchange, id, error)
@@ -307,13 +309,20 @@ class Sets:
         living = [one for one in self._supervisor.processes.values() if one.state not in OVER]
         if any((one.row.origin or one.row.id) in names for one in living):
             raise Conflict(f"the job runs on {self._links.node} already", code="pid_in_use", hint="xmigctl stop")
-        await asyncio.to_thread(check_free, manifest.connections)
+        if manifest.network is None:
+            await asyncio.to_thread(check_free, manifest.connections)
         return await self._restoring.check_restoration(manifest, [], manifest.programs[0].device)
 
     @contextlib.asynccontextmanager
-    async def _unheard(self, connections: Sequence[Connection]) -> AsyncIterator[Packets]:
+    async def _unheard(self, manifest: Manifest, nodes: Sequence[str]) -> AsyncIterator[Packets | Held]:
         """While one end may be there and the other one not. What earlier ones have left behind is gone. Raises
-        Unavailable."""
+        Conflict, Invalid, Unavailable."""
+        if manifest.network is not None:
+            uid = manifest.programs[0].uid
+            async with self._networks.made_again(manifest.network, nodes, manifest.job_name, uid) as held:
+                yield held
+            return
+        connections = manifest.connections
         left = await asyncio.to_thread(left_behind, connections)
         confined = self._checkpoints.criu.confined
         async with held_packets(ends(connections), confined=confined, forgotten=left) as packets:
@@ -400,10 +409,11 @@ class Sets:
 
         exchange.failed = lambda why: _not_resumed(made, why)
         try:
-            async with self._restoring.files_of(manifest), self._unheard(manifest.connections) as packets:
+            async with self._restoring.files_of(manifest), self._unheard(manifest, message.nodes) as packets:
                 result = await self._restoring.make_again(
                     operation, manifest, [as_one(each) for each in places], f"node {peer}",
                     nodes=",".join(message.nodes), before=resuming, keep=ready,
+                    network=packets if isinstance(packets, Held) else None,
                 )  # fmt: skip
         except Exception as error:
             self._give_up(exchange, id, error)

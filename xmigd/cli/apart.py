@@ -2,7 +2,8 @@
 
 A pid namespace, because a program has to get the pids back that it knows; a mount namespace, for its own /proc and
 /dev/shm; IPC and UTS namespaces; and a network namespace with nothing but the loopback device, unless it is to have the
-machine's network. None of time: the clock in memory that the program shares with its server is the machine's.
+machine's network, or that of its job, which the daemon has made. None of time: the clock in memory that the program
+shares with its server is the machine's.
 
 This command stays as the parent, in the machine's namespaces, and ends as the program does.
 """
@@ -17,7 +18,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import stat
 import struct
 import sys
@@ -29,15 +29,14 @@ from xmigd.cli import first
 from xmigd.cli.exits import CommandError, Exit
 from xmigd.cli.launch import PASSED_ON, Reactions, run
 from xmigd.errors import XmigError
+from xmigd.networks.addresses import own_addresses
+from xmigd.networks.carrier import begin_loopback
 from xmigd.published import Published, pass_on
 
-Network = Literal["private", "host"]
+Network = Literal["private", "host", "job"]
 
 NEWNS, NEWUTS, NEWIPC, NEWPID, NEWNET = 0x0002_0000, 0x0400_0000, 0x0800_0000, 0x2000_0000, 0x4000_0000
 NOSUID, NODEV, NOEXEC, REC, PRIVATE = 0x2, 0x4, 0x8, 0x4000, 0x4_0000
-SIOCGIFCONF, SIOCSIFFLAGS, SIOCSIFADDR, SIOCSIFNETMASK, IFF_UP = 0x8912, 0x8914, 0x8916, 0x891C, 0x1
-IFREQ = struct.Struct("16sHxx4s16x")  # name, family, address of IPv4
-MOST_INTERFACES = 1024
 BPF_LOAD, BPF_JUMP_EQUAL, BPF_RETURN = 0x20, 0x15, 0x06
 PR_SET_SECCOMP, SECCOMP_MODE_FILTER, SECCOMP_ALLOW, SECCOMP_ERRNO = 22, 2, 0x7FFF_0000, 0x5_0000
 IO_URING_SETUP = 425
@@ -70,10 +69,10 @@ def check(command: list[str], environment: Mapping[str, str]) -> None:
 
 def run_apart(
     command: list[str], environment: Mapping[str, str], network: Network, reactions: Reactions | None = None,
-    published: Sequence[Published] = (),
+    published: Sequence[Published] = (), job_network: str | None = None,
 ) -> int:  # fmt: skip
-    """Run it and wait: its wait status. `published`: ports that listen for it. Raises CommandError, and OSError if it
-    cannot be started."""
+    """Run it and wait: its wait status. `published`: ports that listen for it. `job_network`: the namespace, if
+    `network` is the job's. Raises CommandError, and OSError if it cannot be started."""
     check(command, environment)
     its_session = not any(os.isatty(fd) for fd in range(3))  # a terminal stops a dump anyway
     status = os.memfd_create("xmig-status", 0)
@@ -88,7 +87,7 @@ def run_apart(
 
     def prepare() -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)  # a first process loses what it does not block
-        _enter(network)
+        _enter(network, job_network)
         _open_again()
         _close_io_uring()
         if its_session:
@@ -120,9 +119,11 @@ def run_apart(
     return int(number) if how == "killed" else ended
 
 
-def _enter(network: Network) -> None:
+def _enter(network: Network, job_network: str | None) -> None:
     """The namespaces, in the first process of the new pid namespace. Raises OSError."""
-    size, addresses = os.statvfs(SHM), _addresses()
+    size, addresses = os.statvfs(SHM), own_addresses()
+    if job_network is not None:
+        _enter_network(job_network)
     _called(_libc().unshare(NEWNS | NEWIPC | NEWUTS | (NEWNET if network == "private" else 0)))
     _mount("none", "/", "", REC | PRIVATE)
     _leave_mounts()
@@ -132,22 +133,15 @@ def _enter(network: Network) -> None:
     _mount("proc", "/proc", "proc", NOSUID | NODEV | NOEXEC)
     _mount("tmpfs", SHM, "tmpfs", NOSUID | NODEV, f"mode=1777,size={size.f_blocks * size.f_frsize}")
     if network == "private":
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-            fcntl.ioctl(sock, SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", IFF_UP))
-            for number, address in enumerate(addresses):
-                alias = b"lo:%d" % number
-                fcntl.ioctl(sock, SIOCSIFADDR, struct.pack("16sHH4s8x", alias, socket.AF_INET, 0, address))
-                fcntl.ioctl(sock, SIOCSIFNETMASK, struct.pack("16sHH4s8x", alias, socket.AF_INET, 0, b"\xff" * 4))
+        begin_loopback(addresses)
 
 
-def _addresses() -> list[bytes]:
-    """This machine's, of IPv4. The program's loopback device gets them: launchers connect their processes by the name
-    of the host, which leads to one of these. They go with the program, whatever the addresses of other nodes are."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        buffer = ctypes.create_string_buffer(MOST_INTERFACES * IFREQ.size)
-        listed = fcntl.ioctl(sock, SIOCGIFCONF, struct.pack("iP", len(buffer), ctypes.addressof(buffer)))
-    found = (address for _, _, address in IFREQ.iter_unpack(buffer.raw[: struct.unpack_from("i", listed)[0]]))
-    return [address for address in dict.fromkeys(found) if address[0] != 127]
+def _enter_network(path: str) -> None:
+    namespace = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _called(_libc().setns(namespace, NEWNET))
+    finally:
+        os.close(namespace)
 
 
 def _close_io_uring() -> None:

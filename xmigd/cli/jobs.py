@@ -74,6 +74,7 @@ class Network(enum.StrEnum):
     """xmigd.cli.apart.Network"""
 
     private = "private"
+    job = "job"
     host = "host"
 
 
@@ -190,13 +191,17 @@ def run(
     ] = False,
     network: Annotated[
         Network,
-        typer.Option("--network", help="with --movable: private has only the loopback device; host is the machine's"),
+        typer.Option(
+            "--network",
+            help="with --movable: private has only the loopback device; job leads to the same job's parts on --nodes, "
+            "too; host is the machine's",
+        ),
     ] = Network.private,
     publish: Annotated[
         list[str] | None,
         typer.Option(
             "--publish", metavar="[[ADDRESS:]PORT:]INNER",
-            help="with --movable: a port of its private network, to be reached from this machine, or at the address",
+            help="with --movable: a port of its own network, to be reached from this machine, or at the address",
         ),
     ] = None,
 ) -> None:  # fmt: skip
@@ -211,6 +216,8 @@ def run(
         raise CommandError("--movable is not possible with --strict", exit_code=Exit.USAGE)
     if publish and (not movable or network is Network.host):
         raise CommandError("--publish is for --movable with a private network", exit_code=Exit.USAGE)
+    if network is Network.job and not (movable and nodes):
+        raise CommandError("--network job is for --movable with --nodes", exit_code=Exit.USAGE)
     shown = readable(shlex.join(command))[:4096]
     body: dict[str, Any] = {
         "name": None if name is None else readable(name), "command": shown,
@@ -233,6 +240,8 @@ def run(
         body["walltime_s"] = parse_time(walltime)
     if priority is not None:
         body["priority"] = priority.value
+    if network is Network.job:
+        body["network"] = True
     published: list[Published] = []
     if publish:
         from xmigd.published import listen
@@ -269,7 +278,7 @@ def run(
         if movable:
             from xmigd.cli.apart import run_apart
 
-            status = run_apart(command, environment, network.value, reacts, published)
+            status = run_apart(command, environment, network.value, reacts, published, job.get("network"))
             tell(report, status)
             end_as(status)
         if reacts is not None:

@@ -81,9 +81,9 @@ async def make_job(
         priority=job.priority, reserved_bytes=job.reserved_bytes, memory_quota=job.memory_quota,
         walltime_s=job.walltime_s,
         watched=made.watched, preload=made.preload,
-        library_path=made.library_path, environment=made.environment,
+        library_path=made.library_path, environment=made.environment, network=made.network,
         # JAX keeps what it has got otherwise, and no snapshot can tell what of it is in use (docs/decisions/0030).
-        defaults={"XLA_PYTHON_CLIENT_ALLOCATOR": "cuda_async"},
+        defaults={"XLA_PYTHON_CLIENT_ALLOCATOR": "cuda_async", **made.defaults},
     )  # fmt: skip
 
 

@@ -47,6 +47,11 @@ class JobRequest(BaseModel):
         list[Annotated[str, Field(pattern=r"^[a-z0-9.-]{1,64}$")]],
         Field(max_length=48, description="that its ranks are on, this one among them; the first leads. None: this one"),
     ] = []
+    network: bool = Field(
+        default=False,
+        description="make a network of the job's own that leads to its parts on `nodes`. The caller is root, and its "
+        "programs enter it (local only, with `watch`)",
+    )
     labels: Annotated[
         dict[LabelKey, LabelValue], Field(max_length=MOST_LABELS, description="by which the job is found again")
     ] = {}
@@ -177,6 +182,9 @@ class JobMade(JobInfo):
     environment: dict[str, str]
     defaults: dict[str, str] = Field(
         description="variables, where its user has not set them: allocators that say what they free"
+    )
+    network: str | None = Field(
+        default=None, description="the network namespace that its programs are to enter; null: it has none of its own"
     )
     preload: str = Field(description="what LD_PRELOAD begins with")
     library_path: str = Field(

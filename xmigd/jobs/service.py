@@ -41,6 +41,8 @@ from xmigd.jobs.schemas import (
     ProgramMovable,
 )
 from xmigd.logs import repository as logs
+from xmigd.networks.carrier import DEVICE
+from xmigd.networks.service import Networks
 from xmigd.prediction.features import Subject
 from xmigd.prediction.repository import number_of_devices
 from xmigd.recording.published import publish_job, publish_job_end
@@ -66,12 +68,14 @@ class Made:
     preload: str
     library_path: str
     environment: dict[str, str]
+    defaults: dict[str, str]
+    network: str | None
 
 
 class Jobs:
     def __init__(
         self, *, supervisor: Supervisor, writer: Writer, reader: Reader, bus: Bus, shims: list[Path],
-        names_folder: Path, client_socket: Path, admission: Admission,
+        names_folder: Path, client_socket: Path, admission: Admission, networks: Networks,
         grants: Grants, predicted: Callable[[Subject], Awaitable[int | None]] | None = None,
         make_room: MakeRoom | None = None,
     ) -> None:  # fmt: skip
@@ -85,6 +89,7 @@ class Jobs:
         self._names_folder = names_folder
         self._client_socket = client_socket
         self._admission = admission
+        self._networks = networks
         self._grants = grants
         self._make_room = make_room
         self._predicted = predicted
@@ -115,6 +120,7 @@ class Jobs:
             job = replace(job, device=await self._admit(job, is_predicted=is_predicted))
         created_at = time.time()
         try:
+            variables, network = await self._network(job, runner) if wanted.network else ({}, None)
             await self._writer.write(
                 "jobs.add", lambda session: repository.add(session, job, created_at, wanted.labels)
             )
@@ -133,8 +139,24 @@ class Jobs:
                 "XMIG_SOCKET": str(self._client_socket),
                 # Triton links what it compiles against libcuda.so.1; without a driver's it would not find one.
                 "TRITON_LIBCUDA_PATH": str(self._shims[0].parent),
+                **variables,
             },
+            defaults={} if network is None else {"GLOO_SOCKET_IFNAME": DEVICE, "TP_SOCKET_IFNAME": DEVICE},
+            network=network,
         )  # fmt: skip
+
+    async def _network(self, job: JobRow, runner: tuple[int, int] | None) -> tuple[dict[str, str], str]:
+        """Variables for its programs, and the namespace. Raises Invalid, Forbidden, Conflict, Unavailable."""
+        if runner is None:
+            raise Invalid("the network of a job ends with its caller, who is not known",
+                          hint="use the local socket, with `watch`")  # fmt: skip
+        nodes = (job.nodes or "").split(",")
+        addresses, namespace = await self._networks.begin(nodes, job.name, job.uid, runner=runner[0])
+        variables = {
+            "XMIG_JOB_ADDRESS": addresses.all[addresses.own], "XMIG_JOB_LEADER_ADDRESS": addresses.all[0],
+            "XMIG_JOB_ADDRESSES": ",".join(addresses.all),
+        }  # fmt: skip
+        return variables, str(namespace)
 
     async def _admit(self, job: JobRow, *, is_predicted: bool) -> str:
         """Raises Conflict: there is no room, and none can be made."""
