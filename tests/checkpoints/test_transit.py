@@ -149,7 +149,7 @@ def test_what_comes_too_late_leaves_nothing(tmp_path: Path) -> None:
     assert writing.read(name_of(1), PIECE, bytearray(PIECE)) is None
     assert chunks.transits == {}
     assert on_disk(chunks) == []
-    wait_until(lambda: descriptors() == before, "all memory is given back")
+    wait_until(lambda: descriptors() <= before, "all memory is given back")  # an earlier test's, too
 
 
 def test_a_retained_file_may_lose_its_name(tmp_path: Path) -> None:

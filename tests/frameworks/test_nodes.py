@@ -72,4 +72,5 @@ def test_torchrun(nodes: list[TransferNode], frameworks: Path, tmp_path: Path) -
     wait_until(lambda: not (one.lives() + two.lives()), "the job is over", timeout=300)
     errors = [(tmp_path / f"torchrun{number}.err").read_text() for number in range(2)]
     assert lines(tmp_path) == lines(tmp_path / "alone"), errors
-    assert "Error" not in "".join(errors)
+    # "Error waiting on exit barrier" is what torchrun prints if the agent with the store ends first.
+    assert "ChildFailedError" not in "".join(errors)
