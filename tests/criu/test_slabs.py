@@ -104,3 +104,33 @@ def checkpoint_of(node: Node, made: dict[str, Any]) -> str:
     operation = node.client.post("/v1/checkpoints", {"process": made["process"]})
     found: str = succeeded(node, operation)["result"]["checkpoint"]
     return found
+
+
+def slow(folder: Path, criu: str) -> Path:
+    """A CRIU that restores only when the file `go` is there."""
+    script = folder / "criu"
+    wait = f'[ "$1" != restore ] || until [ -e "{folder}/go" ]; do sleep 0.01; done'
+    script.write_text(f'#!/bin/sh\n{wait}\nexec "{criu}" "$@"\n')
+    script.chmod(0o755)
+    return script
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["there", "killed"])
+def test_its_server_works_beside_criu(native_dir: Path, tmp_path: Path, killed: bool) -> None:
+    """And if that is lost meanwhile, another one does all of it afterwards."""
+    settings = {"checkpoint_memory_mib": 2048, "checkpoint_memory_dir": tmp_path / "memory"}
+    with harness.own_node(native_dir, port=-1, criu=slow(tmp_path, criu_or_skip()), **settings) as node:
+        program = begun(node, tmp_path)
+        written(tmp_path, 100)
+        made = checkpoint(program, stop=True)
+        operation = node.client.post(f"/v1/checkpoints/{made['checkpoint']}:restore", {})
+        all_of_it = rf"content is ahead .*settled_bytes={32 << 20} .*total_bytes={32 << 20}"
+        harness.wait_until(lambda: re.search(all_of_it, node.log.read_text()) is not None, "a server has it all")
+        (server,) = harness.server_pids(node)
+        if killed:
+            os.kill(server, signal.SIGKILL)
+            harness.wait_until(lambda: server not in harness.server_pids(node), "it is gone")
+        (tmp_path / "go").touch()
+        back = succeeded(node, operation)["result"]
+        assert (process_of(node, back)["server_pid"] == server) is not killed
+        assert compared(tmp_path, 1) == "100"

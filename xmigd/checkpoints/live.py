@@ -37,6 +37,7 @@ from xmigd.memory.handles import Handle, make_handle
 from xmigd.memory.host_pool import PLAIN as IN_HOST_MEMORY
 from xmigd.native import Layout
 from xmigd.store.memory import Unreadable
+from xmigd.store.memory import memory_bytes as memory_bytes_of
 from xmigd.store.objects import Damaged
 from xmigd.supervisor.copying import Known, SnapshotCopy
 from xmigd.supervisor.process import Process
@@ -288,6 +289,20 @@ def check_unused(files: Iterable[OpenFile], pids: Iterable[int]) -> None:
                             f"process {pid} writes to {path}, which the program would write to, too",
                             code="file_in_use", hint="end that job, or let this one have copies: --own-files",
                         )  # fmt: skip
+
+
+def memory_bytes(chunks: Chunks, program: Program) -> int:
+    """Of the device memory of its last snapshot. Blocks. Raises Damaged, OSError."""
+    found: list[int] = []
+    for content in program.snapshots:
+        if content.bytes:
+            with contextlib.closing(Fd(os.memfd_create("xmig-snapshot", os.MFD_CLOEXEC))) as file:
+                chunks.restore(content, file.fileno())
+                try:
+                    found.append(memory_bytes_of(os.pread(file.fileno(), content.bytes, 0)))
+                except Unreadable as error:
+                    raise Damaged(f"the file of its snapshot is damaged: {error}") from None
+    return max(found, default=0)
 
 
 Images = dict[int, tuple[Content, Fd]]  # of a program, by their numbers: memory with what they are

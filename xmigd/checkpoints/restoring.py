@@ -32,6 +32,7 @@ from xmigd.errors import Cancelled, Conflict, Forbidden, Invalid, NotFound, Unav
 from xmigd.events.bus import Bus
 from xmigd.ids import new_id
 from xmigd.ipc import pidfd as pidfds
+from xmigd.ipc.channel import Peer
 from xmigd.ipc.fds import Fd, close_all, free
 from xmigd.jobs import repository as jobs
 from xmigd.jobs.membership import new_job
@@ -47,8 +48,9 @@ from xmigd.processes import repository as process_rows
 from xmigd.published import Published, check_network, close, listen, pass_on
 from xmigd.records import JobRow, Priority, ProcessRow
 from xmigd.security.callers import Caller
+from xmigd.store.objects import Damaged
 from xmigd.subscribers import Subscribers
-from xmigd.supervisor.ahead import Ahead
+from xmigd.supervisor.ahead import Ahead, Wanted
 from xmigd.supervisor.process import Process
 from xmigd.supervisor.supervisor import Supervisor
 
@@ -62,9 +64,10 @@ Keep = Callable[[Sequence[Process], int], Awaitable[None]]  # of a program that 
 
 @dataclass(slots=True)
 class FromAhead:
-    """Of a restoration whose content has come before (supervisor/ahead.py): servers, of each program, and images that
-    these have loaded. Afterwards `took`: what lasted how long, in ms; `content_bytes`: of device memory, and what of it
-    was copied to devices here, the restoration being under way."""
+    """Of a restoration whose content is on the devices before its programs are there (supervisor/ahead.py): servers, of
+    each program, and images that these have loaded, if there were rounds. Afterwards `took`: what lasted how long, in
+    ms; `content_bytes`: of device memory, and what of it was copied to devices here, the restoration being under
+    way."""
 
     servers: list[Ahead]
     images: list[live.Images]
@@ -252,6 +255,8 @@ class Restoring:
         assert operation.row.owner is not None
         copies: dict[str, str] = {}
         began, programs = time.monotonic(), manifest.programs
+        beside = None if ahead is not None or asleep else await self._work_beside(manifest, devices)
+        ahead = ahead or beside
         operation.progress("reading", total_bytes=sum(m.content.bytes for one in programs for m in one.memory))
         contents: list[tuple[dict[int, Handle], tuple[Fd, Fd]]] = []
         made: list[Process] = []
@@ -340,6 +345,8 @@ class Restoring:
             await asyncio.gather(reading, return_exceptions=True)
             for handles, snapshots in contents[len(made) :]:
                 close_all([*snapshots, *(handle.fd for handle in handles.values())])
+            if beside is not None:
+                beside.close()
         self.restored((manifest.job, job.id))
         logger.info("a checkpoint is restored", checkpoint=manifest.id[:12], job=job.id[:12], pid=root)
         lossy = None if manifest.lossy is None else manifest.lossy.model_dump(mode="json")
@@ -349,6 +356,28 @@ class Restoring:
             "root": root, "files": copies, "ms": (time.monotonic() - began) * 1e3, "criu_ms": (restored - began) * 1e3,
             "read_ms": (read - began) * 1e3, "shared_bytes": shared, "lossy": lossy,
         }  # fmt: skip
+
+    async def _work_beside(self, manifest: Manifest, devices: Sequence[str]) -> FromAhead | None:
+        """Servers that take what is read while CRIU is at work. None: those of the processes do that afterwards."""
+        if any(len(devices_of(device)) != 1 for device in devices):  # which of them has what, their servers know
+            return None
+        try:
+            sizes = [await asyncio.to_thread(live.memory_bytes, self._chunks, one) for one in manifest.programs]
+        except (OSError, Damaged):  # whoever reads the rest says what is wrong
+            return None
+        return FromAhead(
+            [
+                self._supervisor.work_ahead(
+                    Wanted(
+                        job=manifest.job_name, device=device, user=Peer(0, program.uid, program.gid),
+                        sm_share=manifest.sm_share or None, most_bytes=[size],
+                    ),
+                    no_room=lambda _: None,  # its log has it; the resumption finds out for itself
+                )
+                for program, device, size in zip(manifest.programs, devices, sizes, strict=True)
+            ],
+            [],
+        )  # fmt: skip
 
     async def _read(
         self, manifest: Manifest, contents: list[tuple[dict[int, Handle], tuple[Fd, Fd]]],

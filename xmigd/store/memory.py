@@ -88,6 +88,15 @@ def parse_snapshot(content: bytes) -> SnapshotFile:
     return SnapshotFile(number, position, sequence, found, content)
 
 
+def memory_bytes(content: bytes) -> int:
+    """Of the device memory that the program has, live or not. Raises Unreadable."""
+    parse_snapshot(content)
+    words = array("Q")
+    start = SNAPSHOT_HEADER.size + FAILURES
+    words.frombytes(memoryview(content)[start : start + SNAPSHOT_HEADER.unpack_from(content)[6] * EXTENT])
+    return sum(words[1::2])
+
+
 def with_slots(content: bytes, slot: Callable[[int], int]) -> bytes:
     """A snapshot's file in which each chunk has another place, by the one that it has. Raises Unreadable."""
     parse_snapshot(content)

@@ -1,5 +1,6 @@
 """A server that works ahead of its process: for a program that comes from another node and still runs there, it takes
-what has come of its content onto its device, round by round (docs/decisions/0100).
+what has come of its content onto its device, round by round; for one that is restored from a checkpoint, all of it,
+while CRIU is at work (docs/decisions/0100).
 
 When the process is here it resumes with this server. Until then the server is nobody's: if it ends, the process is
 resumed with another one, which copies everything, and nothing is lost.
@@ -109,15 +110,17 @@ class Ahead:
         if self._ready:
             self._send_next()
 
-    def take(self, hooks: ServerHooks, number: int) -> tuple[Server, Seat | None] | None:
-        """The process is here, and its server gets this number. None: there is none."""
-        if self._closed or not self._ready:
+    def take(self, hooks: ServerHooks, number: int) -> tuple[Server, Seat | None, bool] | None:
+        """The process is here, and its server gets this number. With it, whether it is ready; if not, the process
+        hears it. None: there is none."""
+        if self._closed or not self._server.pid:
+            self.close()
             return None
-        self._closed = True
+        self._closed, self._next = True, None
         self._server.number = number
         self._server.hand_over(hooks)
         self._over(self)
-        return self._server, self._seat
+        return self._server, self._seat, self._ready
 
     def close(self) -> None:
         """Nobody needs it any more, unless it was taken."""

@@ -43,13 +43,14 @@ class Seated(Supervised):
         taken = ahead.take(self.hooks, number)
         if taken is None:
             return False
-        server, seat = taken
+        server, seat, ready = taken
         self.servers[number] = server
         if seat is not None:
             self.seats[number] = seat
             seat.lost = partial(self._stranded, server)
         self.without_mps = "" if seat is not None else ahead.without_mps
-        self.tell(e.Hello(t=now(), server=number, warm_ms=0.0))  # it is ready
+        if ready:
+            self.tell(e.Hello(t=now(), server=number, warm_ms=0.0))
         return True
 
     async def _begin_server(self, server: Server, program: ServerProgram, user: Peer, *, standby: bool) -> None:
