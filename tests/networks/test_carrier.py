@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import ctypes
 import os
+import signal
 import socket
 import ssl
 import struct
@@ -341,6 +342,42 @@ def test_a_connection_that_is_lost_is_made_again(node: Node) -> None:
                     assert comes.recv(100)[28:] == b"goes"
 
     asyncio.run(run())
+
+
+def test_it_is_lost_as_something_is_sent(node: Node) -> None:
+    """Both are noticed in the same turn: what is sent finds out first."""
+
+    async def run() -> None:
+        async with begun(node):
+            with node.udp() as inside:
+                pid = int(node.carrier.namespace.parts[2])
+                with node.comes() as comes:
+                    sent_until_it_comes(inside, comes)
+                    os.kill(pid, signal.SIGSTOP)
+                    wait_until(lambda: state_of(pid) == "T", "it stands still")
+                    inside.sendto(b"lost", (OTHER, PORT))
+                    comes.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset
+                os.kill(pid, signal.SIGCONT)
+                with node.comes() as comes:
+                    sent_until_it_comes(inside, comes)
+
+    asyncio.run(run())
+
+
+def sent_until_it_comes(inside: socket.socket, comes: ssl.SSLSocket) -> None:
+    """What is sent before the carrier knows the connection is dropped."""
+    comes.settimeout(0.1)
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        inside.sendto(b"again", (OTHER, PORT))
+        with contextlib.suppress(TimeoutError):
+            assert comes.recv(100)[28:] == b"again"
+            return
+    raise AssertionError("nothing comes")
+
+
+def state_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def test_it_ends_with_the_program(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -202,7 +202,8 @@ class Sending:
 
     def _happened(self) -> None:
         """It can be written to, or has ended: nothing comes."""
-        assert self._tls is not None
+        if self._tls is None:  # it was lost by what was called just before, in the same turn
+            return
         try:
             if not self._tls.recv(1):
                 self._lost()
