@@ -257,13 +257,15 @@ def test_a_daemon_is_killed_while_one_is_made(job: Job, which: int, at: str) -> 
 
 
 def test_it_is_stopped_and_goes_on(job: Job) -> None:
-    """Its files are as they were, so they need nothing; several times."""
+    """Its files are as they were, so they need nothing; several times. Their first servers reach those of the other
+    node: nothing is recovered."""
     one, two = job.nodes
     for _ in range(3):
         checkpoint = succeeded(one, job.create(stop=True))["result"]["checkpoint"]
         wait_until(lambda: not (one.lives() + two.lives()), "it has ended")
         succeeded(one, restore(one, checkpoint))
         job.goes_on()
+        assert [each["recoveries"] for each in one.lives() + two.lives()] == [0] * RANKS
     job.check()
 
 

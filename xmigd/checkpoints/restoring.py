@@ -371,6 +371,7 @@ class Restoring:
                     Wanted(
                         job=manifest.job_name, device=device, user=Peer(0, program.uid, program.gid),
                         sm_share=manifest.sm_share or None, most_bytes=[size],
+                        several_nodes=bool(manifest.nodes),
                     ),
                     no_room=lambda _: None,  # its log has it; the resumption finds out for itself
                 )

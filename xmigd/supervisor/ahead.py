@@ -35,6 +35,7 @@ class Wanted:
     user: Peer
     sm_share: int | None
     most_bytes: Sequence[int]
+    several_nodes: bool = False  # its job has ranks on others, whose servers are to reach it
 
 
 @dataclass(frozen=True, slots=True)

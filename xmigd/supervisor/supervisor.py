@@ -247,7 +247,9 @@ class Supervisor:
     def work_ahead(self, wanted: Wanted, no_room: Callable[[str], None]) -> Ahead:
         """Start a server for a process that is to come here. `no_room` is called if its device has none for it. It is
         the caller's to close."""
-        ahead = Ahead(wanted, replace(self._program, devices=0), self._mps, no_room=no_room, over=self.aheads.discard)
+        address = self._settings.peer_host if wanted.several_nodes else ""
+        program = replace(self._program, devices=0, address=address)
+        ahead = Ahead(wanted, program, self._mps, no_room=no_room, over=self.aheads.discard)
         self.aheads.add(ahead)
         return ahead
 
