@@ -31,7 +31,7 @@ workers := --numprocesses=$$(($$(nproc) + 1)) --dist=loadfile --no-loadscope-reo
 linted := $(python) -m ruff check . && $(python) -m ruff format --check . && \
   .venv/bin/lint-imports --no-logo --cache-dir .cache/imports && $(python) -m mypy
 # Not pytest's own folder, of which it removes what earlier runs have left, and fails if something there is mounted.
-in_own_folder := tmp=$$(mktemp -d /tmp/xmig.XXXXXX); trap 'rm -rf --one-file-system $$tmp' EXIT;
+in_own_folder := tmp=$$(mktemp -d); trap 'rm -rf --one-file-system $$tmp' EXIT;
 collected := $(python) -m pytest --collect-only --quiet --quiet --ignore=$(contract) >build/collected.log
 sanitized := $(setup)/native_tests.sh asan && $(setup)/native_tests.sh tsan
 

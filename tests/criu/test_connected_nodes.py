@@ -138,14 +138,9 @@ def job(nodes: list[TransferNode], tmp_path: Path) -> Iterator[Pair]:
     made.end()
 
 
-def test_nothing_is_lost(job: Pair) -> None:
-    """It goes on beside a checkpoint, and from one, several times. The network is slow: packets are on their way at any
-    time."""
+def again_and_again(job: Pair) -> None:
+    """Beside a checkpoint, and from one, several times. The network is slow: packets are on their way at any time."""
     one = job.nodes[0]
-    found = one.client.get(f"/v1/jobs/{one.lives()[0]['job_id']}/movable")
-    assert (found["movable"], "tcp_connection" in {each["code"] for each in found["programs"][0]["obstacles"]}) == (
-        True, True,
-    )  # fmt: skip
     for node in job.nodes:
         node.network.slow(KILOBITS)
     succeeded(one, job.create())
@@ -157,6 +152,17 @@ def test_nothing_is_lost(job: Pair) -> None:
     for node in job.nodes:
         node.network.fast()
     job.check()
+
+
+def test_nothing_is_lost(job: Pair) -> None:
+    """It goes on beside a checkpoint, and from one, several times. The network is slow: packets are on their way at any
+    time."""
+    one = job.nodes[0]
+    found = one.client.get(f"/v1/jobs/{one.lives()[0]['job_id']}/movable")
+    assert (found["movable"], "tcp_connection" in {each["code"] for each in found["programs"][0]["obstacles"]}) == (
+        True, True,
+    )  # fmt: skip
+    again_and_again(job)
 
 
 def test_one_that_goes_on_is_restored(job: Pair) -> None:

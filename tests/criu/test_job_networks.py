@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.criu.test_connected_nodes import KILOBITS, PORT, PROGRAM, Pair
+from tests.criu.test_connected_nodes import PORT, PROGRAM, Pair, again_and_again
 from tests.criu.test_nodes import in_reach, phase_of, restore, restored_while_killed
 from tests.harness import found_again, wait_until
 from tests.migration.moves import ended, succeeded
@@ -98,17 +98,7 @@ def test_nothing_is_lost(job: Connected) -> None:
     one = job.nodes[0]
     found = one.client.get(f"/v1/jobs/{one.lives()[0]['job_id']}/movable")
     assert found["movable"], found
-    for node in job.nodes:
-        node.network.slow(KILOBITS)
-    succeeded(one, job.create())
-    job.goes_on()
-    for _ in range(2):
-        checkpoint = job.stopped()
-        succeeded(one, restore(one, checkpoint))
-        job.goes_on()
-    for node in job.nodes:
-        node.network.fast()
-    job.check()
+    again_and_again(job)
 
 
 @pytest.mark.sampled(2)
@@ -127,7 +117,6 @@ def test_a_daemon_is_killed_while_it_is_restored(job: Connected, which: int, at:
     job.check()
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("which", [0, 1], ids=["leads", "follows"])
 def test_a_daemon_is_killed_while_it_is_dumped(job: Connected, which: int) -> None:
     """The programs go on, and nothing of what they send is missing."""

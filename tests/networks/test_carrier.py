@@ -308,9 +308,7 @@ def test_held(node: Node) -> None:
 
 def is_idle(node: Node) -> bool:
     """Nothing waits for it: in its device, and in its connections."""
-    pid = int(node.carrier.namespace.parts[2])
-    stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return stat[0] == "S"
+    return state_of(int(node.carrier.namespace.parts[2])) == "S"
 
 
 def test_what_programs_must_not_send_does_not_leave(node: Node) -> None:

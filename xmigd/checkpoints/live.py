@@ -36,8 +36,7 @@ from xmigd.ipc.fds import Fd, close_all, write_all
 from xmigd.memory.handles import Handle, make_handle
 from xmigd.memory.host_pool import PLAIN as IN_HOST_MEMORY
 from xmigd.native import Layout
-from xmigd.store.memory import Unreadable
-from xmigd.store.memory import memory_bytes as memory_bytes_of
+from xmigd.store.memory import MAX_SNAPSHOT, Unreadable, extent_bytes
 from xmigd.store.objects import Damaged
 from xmigd.supervisor.copying import Known, SnapshotCopy
 from xmigd.supervisor.process import Process
@@ -295,11 +294,13 @@ def memory_bytes(chunks: Chunks, program: Program) -> int:
     """Of the device memory of its last snapshot. Blocks. Raises Damaged, OSError."""
     found: list[int] = []
     for content in program.snapshots:
+        if content.bytes > MAX_SNAPSHOT:
+            raise Damaged(f"the file of its snapshot has {content.bytes} bytes")
         if content.bytes:
             with contextlib.closing(Fd(os.memfd_create("xmig-snapshot", os.MFD_CLOEXEC))) as file:
                 chunks.restore(content, file.fileno())
                 try:
-                    found.append(memory_bytes_of(os.pread(file.fileno(), content.bytes, 0)))
+                    found.append(extent_bytes(os.pread(file.fileno(), content.bytes, 0)))
                 except Unreadable as error:
                     raise Damaged(f"the file of its snapshot is damaged: {error}") from None
     return max(found, default=0)

@@ -160,7 +160,8 @@ class Moves:
             one.row.id: devices[number % len(devices)] if devices else one.row.device
             for number, one in enumerate(ranks)
         }
-        for one in [] if leaves_allocation else [one for one in ranks if targets[one.row.id] != one.row.device]:
+        elsewhere = [one for one in ranks if targets[one.row.id] != one.row.device]
+        for one in () if leaves_allocation else elsewhere:
             if (stays := await asyncio.to_thread(self._in_allocation, one)) is not None:
                 _refuse(first, [_of_rank(one, stays, len(ranks))])
         known = {place.id: place for place in await self._places.known()}

@@ -88,7 +88,7 @@ def parse_snapshot(content: bytes) -> SnapshotFile:
     return SnapshotFile(number, position, sequence, found, content)
 
 
-def memory_bytes(content: bytes) -> int:
+def extent_bytes(content: bytes) -> int:
     """Of the device memory that the program has, live or not. Raises Unreadable."""
     parse_snapshot(content)
     words = array("Q")
