@@ -18,7 +18,7 @@ from tests.checkpoints.test_known import file_of
 from tests.checkpoints.test_memory import on_disk, opened
 from xmigd.checkpoints import memory
 from xmigd.checkpoints.content import PIECE, Chunks, Source, Writing
-from xmigd.checkpoints.live import restore_memory, shared_bytes
+from xmigd.checkpoints.live import memory_bytes, restore_memory, shared_bytes
 from xmigd.checkpoints.manifest import Content, Device, Memory, Program
 from xmigd.checkpoints.memory import Slab
 from xmigd.host_memory import RESERVE
@@ -27,7 +27,8 @@ from xmigd.ipc.fds import Fd
 from xmigd.memory import host_pool
 from xmigd.memory.handles import Handle
 from xmigd.memory.host_pool import HostPool, make_file
-from xmigd.store.memory import CHUNK, FAILURES, SNAPSHOT_HEADER, parse_snapshot
+from xmigd.store.memory import CHUNK, FAILURES, MAX_SNAPSHOT, SNAPSHOT_HEADER, parse_snapshot
+from xmigd.store.objects import Damaged
 
 FIRST, SECOND = "a" * 32, "b" * 32
 OWNER, OTHER = 1000, 1001
@@ -485,3 +486,11 @@ def _writable(fd: Fd) -> bool:
     except OSError:
         return False
     return True
+
+
+def test_a_snapshot_of_any_size_is_not_read(tmp_path: Path) -> None:
+    """A manifest may come from anywhere, and say anything."""
+    claimed = Content(bytes=MAX_SNAPSHOT + 1, chunks=())
+    program = Program.model_construct(snapshots=(Content(bytes=0, chunks=()), claimed))
+    with pytest.raises(Damaged, match=str(MAX_SNAPSHOT + 1)):
+        memory_bytes(Chunks(tmp_path / "objects"), program)
